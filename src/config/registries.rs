@@ -452,6 +452,7 @@ impl Reader<'_> {
             controller: of.get(&keys::GatewayApi::CONTROLLER),
             ports: self.gateway_ports.iter().map(|port| port.port).collect(),
             addresses: of.get(&keys::GatewayApi::ADDRESSES).unwrap_or_default(),
+            service: of.get(&keys::GatewayApi::SERVICE),
             pool: of.get(&keys::GatewayApi::POOL).unwrap_or_default(),
             requestable: of.get(&keys::GatewayApi::REQUESTABLE).unwrap_or_default(),
             from: NamespaceChoice {

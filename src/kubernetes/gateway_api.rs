@@ -9,7 +9,7 @@
 //! A changed route, or a changed service, costs the evaluation of the routes that it concerns. A change of any other object is rare,
 //! and everything is evaluated again.
 
-mod addresses;
+pub(super) mod addresses;
 mod events;
 pub(super) mod grants;
 pub(super) mod listeners;
@@ -107,6 +107,8 @@ impl GatewayApi {
         changes: &mut Vec<Change>,
     ) {
         let DirtyGatewayApi { is_all, mut routes, backends } = dirty;
+        let addresses = addresses::of_clients(spec, tables);
+        let spec = &GatewayApiSpec { addresses, ..spec.clone() };
         if is_all {
             self.parents = listeners::evaluate(spec, tables, &addresses::of_host(spec, tables, &is_local));
             self.send_gateways(changes);

@@ -151,7 +151,7 @@ fn of_service(
         }
         return;
     }
-    for host in &entrance.hosts {
+    for host in &service.addresses {
         add(host.clone(), number(sni), number(hbone));
     }
     if let Some(wanted) = &entrance.nodes {
@@ -159,7 +159,7 @@ fn of_service(
         for ip in behind.node_addresses(tables, entrance, wanted) {
             add(Host::Ip(ip), node_port(sni), node_port(hbone));
         }
-    } else if entrance.hosts.is_empty() {
+    } else if service.addresses.is_empty() {
         notes.push(format!(
             "Service {key}, a gateway of network {}, has no address, because no load balancer has assigned one",
             entrance.network

@@ -51,6 +51,7 @@ pub(crate) fn spec_of(class: &str) -> GatewayApiSpec {
         class: class.into(),
         ports: vec![443, 8443],
         addresses: Host::parse("192.0.2.1").into_iter().collect(),
+        service: None,
         pool: Vec::new(),
         requestable: "127.0.0.0/16".parse().into_iter().collect(),
         from: NamespaceChoice::default(),

@@ -341,6 +341,7 @@ fn each_right_comes_with_its_feature_alone() {
         kinds.iter().map(|kind| format!("{group}/{kind} get,list,watch")).collect();
     of_class.extend(kinds.iter().map(|kind| format!("{group}/{kind}/status patch")));
     of_class.push(read("gateway.networking.k8s.io/referencegrants"));
+    of_class.push("/events create,patch".to_owned());
     assert_eq!(
         rules(object(&objects, "ClusterRole", &cluster_role)),
         sorted([&base[..], &of_class].concat())

@@ -192,6 +192,13 @@ fn a_route_leads_real_clients_and_its_status_says_so() {
     assert!(features.is_sorted() && features.contains(&"TLSRoute"), "{features:?}");
     has(&cluster, "gateways", "infra/edge", "", "Programmed", "True/Programmed");
     has(&cluster, "gateways", "infra/edge", "/listeners/1", "Accepted", "False/PortUnavailable");
+    let event = eventually("an event", || {
+        let events = cluster.admin().read("/api/v1/namespaces/infra/events");
+        let mut events = events["items"].as_array()?.iter();
+        events.find(|event| event["reason"] == "PortUnavailable").cloned()
+    });
+    let object = &event["involvedObject"];
+    assert_eq!((&object["kind"], &object["name"]), (&json!("Gateway"), &json!("edge")), "{event}");
     has(&cluster, "gateways", "infra/edge", "", "Accepted", "True/ListenersNotValid");
     let edge = becomes(cluster.admin(), &at(API, "gateways", "infra/edge"), |edge| {
         edge["status"]["listeners"][0]["attachedRoutes"] == 1
@@ -538,9 +545,9 @@ fn without_the_crds_nothing_changes_and_the_problem_names_the_kinds() {
 }
 
 #[test]
-fn without_rights_to_write_routes_are_served_and_the_report_says_what_is_missing() {
+fn without_rights_to_write_routes_are_served_and_a_problem_says_what_is_missing() {
     const TEST: &str =
-        "gateway_api::without_rights_to_write_routes_are_served_and_the_report_says_what_is_missing";
+        "gateway_api::without_rights_to_write_routes_are_served_and_a_problem_says_what_is_missing";
     let Some(cluster) = start(TEST) else { return };
     let _web = serve(&cluster, "shop/web", "10.244.7.1", "a.test", "web:");
     let token = cluster.account("istio-system/gateway");
@@ -559,12 +566,11 @@ fn without_rights_to_write_routes_are_served_and_the_report_says_what_is_missing
     answers("127.0.0.1", "a.test", "web:hi");
     let report = || replica.json("/api/v1/registries")[0]["report"].clone();
     eventually("the missing right", || {
-        report()["facts"]
+        report()["problems"]
             .to_string()
             .contains("the chart grants the right with kubernetes.gatewayApi")
             .then_some(())
     });
-    assert_eq!(report()["problems"], json!([]));
     let untouched = cluster.admin().read(&at(API, "tlsroutes", "shop/web"));
     assert!(untouched["status"]["parents"].as_array().is_none_or(Vec::is_empty), "{untouched}");
 }
@@ -617,6 +623,63 @@ fn two_replicas_serve_and_one_of_them_writes() {
     });
     assert_eq!(holder().as_deref(), Some("second"));
     drop(second);
+}
+
+#[test]
+fn two_releases_share_a_route_and_a_gateway_whose_class_goes_is_left() {
+    const TEST: &str = "gateway_api::two_releases_share_a_route_and_a_gateway_whose_class_goes_is_left";
+    let Some(cluster) = start(TEST) else { return };
+    class(&cluster, "internal", "isthmus.io/gateway-controller");
+    let _web = serve(&cluster, "shop/web", "10.244.7.1", "a.test", "web:");
+    let _public = gateway(&cluster, &config(""));
+    // The second release is in the same namespace, and thus in the way of the first if anything is shared.
+    let internal =
+        [("[443, 8443]", "[9443]"), ("class: isthmus", "class: internal"), ("replica", "internal")];
+    let internal = internal.iter().fold(config(""), |text, (of, by)| text.replace(of, by));
+    let _internal = gateway(&cluster, &internal);
+    edge(&cluster, "infra/edge", None, json!([listener("tls", 443, "TLS")]));
+    let inside = json!({"gatewayClassName": "internal", "listeners": [listener("tls", 9443, "TLS")]});
+    put(&cluster, "Gateway", "infra/inside", inside);
+    let parents = ["edge", "inside"].map(|name| json!({"namespace": "infra", "name": name}));
+    let spec = json!({"parentRefs": parents, "hostnames": ["a.test"], "rules": [{"backendRefs": to("web")}]});
+    put(&cluster, "TLSRoute", "shop/web", spec);
+    let route = || cluster.admin().read(&at(API, "tlsroutes", "shop/web"));
+    let accepted = || {
+        let route = route();
+        let parents = route["status"]["parents"].as_array().cloned().unwrap_or_default();
+        let accepted = parents.iter().filter(|entry| condition(entry, "Accepted") == "True/Accepted");
+        let mut names: Vec<String> = accepted
+            .map(|entry| entry["parentRef"]["name"].as_str().unwrap_or_default().to_owned())
+            .collect();
+        names.sort();
+        names
+    };
+    eventually("both entries", || (accepted() == ["edge", "inside"]).then_some(()));
+    for name in ["infra/edge", "infra/inside"] {
+        has(&cluster, "gateways", name, "", "Programmed", "True/Programmed");
+    }
+    answers("127.0.0.1", "a.test", "web:hi");
+    thread::sleep(SETTLED);
+    let versions = || {
+        let gateways = cluster.admin().read(&at(API, "gateways", ""));
+        let gateways = gateways["items"].as_array().cloned().unwrap_or_default();
+        gateways.into_iter().chain([route()]).map(|object| object["metadata"]["resourceVersion"].to_string())
+    };
+    let before: Vec<String> = versions().collect();
+    thread::sleep(SETTLED);
+    assert_eq!(versions().collect::<Vec<_>>(), before, "writes at rest");
+    cluster.admin().delete("/apis/gateway.networking.k8s.io/v1/gatewayclasses/internal");
+    has(&cluster, "gateways", "infra/inside", "", "Programmed", "False/Pending");
+    eventually("the entry is withdrawn", || (accepted() == ["edge"]).then_some(()));
+    // From now on, the Gateway is that of another controller.
+    let theirs = json!({"status": {"conditions": [{"type": "Accepted", "status": "True", "reason": "Accepted", "message": "theirs",
+        "lastTransitionTime": "2026-01-01T00:00:00Z"}]}});
+    let path = at(API, "gateways", "infra/inside");
+    cluster.admin().patch(&format!("{path}/status"), &theirs);
+    let version = cluster.admin().read(&path)["metadata"]["resourceVersion"].clone();
+    thread::sleep(SETTLED);
+    assert_eq!(cluster.admin().read(&path)["metadata"]["resourceVersion"], version);
+    answers("127.0.0.1", "a.test", "web:hi");
 }
 
 #[test]

@@ -241,6 +241,9 @@ registries:
         {{- with $kubernetes.gatewayApi.addresses }}
         addresses: {{ toJson . }}
         {{- end }}
+        {{- if ne .root.Values.service.type "None" }}
+        service: {{ include "isthmus.role.name" . | quote }}
+        {{- end }}
         {{- with $kubernetes.gatewayApi.pool }}
         pool: {{ toJson . }}
         {{- end }}

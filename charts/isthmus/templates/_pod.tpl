@@ -10,12 +10,16 @@ readOnlyRootFilesystem: true
 {{- end }}
 
 {{- define "isthmus.podSecurityContext" -}}
+{{- if .Values.podSecurityContext -}}
+{{ toYaml .Values.podSecurityContext }}
+{{- else -}}
 runAsNonRoot: true
 runAsUser: 65532
 runAsGroup: 65532
 fsGroup: 65532
 seccompProfile:
   type: RuntimeDefault
+{{- end }}
 {{- end }}
 
 {{- define "isthmus.role.env" -}}
@@ -43,7 +47,7 @@ seccompProfile:
   configMap:
     name: {{ include "isthmus.role.name" . }}
 - name: state
-  {{- toYaml $root.Values.state.volume | nindent 2 }}
+  {{- toYaml ($root.Values.state.volume | default (dict "emptyDir" (dict "sizeLimit" "256Mi"))) | nindent 2 }}
 {{- if eq $identity "istioCa" }}
 - name: istio-token
   projected:
@@ -61,7 +65,7 @@ seccompProfile:
     secretName: {{ required "identity.secret.name is empty: name the Secret with the certificate" $root.Values.identity.secret.name }}
 {{- else if eq $identity "workloadApi" }}
 - name: workload-api
-  {{- toYaml $root.Values.identity.workloadApi.volume | nindent 2 }}
+  {{- toYaml ($root.Values.identity.workloadApi.volume | default (dict "csi" (dict "driver" "csi.spiffe.io" "readOnly" true))) | nindent 2 }}
 {{- end }}
 {{- with $values.remoteClusters.secrets }}
 - name: clusters
@@ -169,7 +173,7 @@ spec:
   dnsPolicy: ClusterFirstWithHostNet
   {{- end }}
   securityContext:
-    {{- include "isthmus.podSecurityContext" . | nindent 4 }}
+    {{- include "isthmus.podSecurityContext" $root | nindent 4 }}
     {{- $low := false }}
     {{- range $ports }}{{ if lt (int .containerPort) 1024 }}{{ $low = true }}{{ end }}{{ end }}
     {{- if eq .role "gateway" }}

@@ -97,6 +97,8 @@ pub struct GatewayApiSpec {
     pub ports: Vec<u16>,
     /// The addresses at which clients reach this process, for the status of Gateways that request none.
     pub addresses: Vec<Host>,
+    /// The name of the Service whose addresses these are, too, in the namespace of the writer.
+    pub service: Option<Arc<str>>,
     /// The addresses of which each Gateway that requests none has one for itself. Empty: these Gateways share all addresses.
     pub pool: Vec<IpNet>,
     /// The addresses that Gateways may request for themselves, besides those of the pool.

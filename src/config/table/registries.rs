@@ -188,6 +188,9 @@ keys! {
         /// addresses in the status of a Gateway that requests none. A Gateway may request one of them, which is the same
         /// as none.
         ADDRESSES "addresses": form::NonEmpty<form::Host> => "none";
+        /// Name of this process's own Service, in the namespace `node.namespace` (else the system namespace), which must be one that
+        /// is read. The addresses of its load balancer and its `externalIPs` are further `addresses`.
+        SERVICE "service": form::Text => "none";
         /// Addresses of the host, of which each Gateway that requests none has one for itself, as if it had requested that address.
         /// A Gateway keeps its address while it exists. If none is free, the condition `Programmed` is false
         /// (`AddressNotAssigned`).

@@ -257,6 +257,7 @@ fn a_pattern_of_the_schema_allows_what_the_reader_allows() {
         ("hostname", (&["a.b", "a_b"], &["a b", "*.b"])),
         ("https", (&["https://a.b:1"], &["http://a.b:1"])),
         ("cost", (&["0", "0.02", "12.345678"], &["-1", "1.", ".5", "0.1234567"])),
+        ("controllerName", (&["isthmus.io/gateway-controller", "a/b/c"], &["a", "/b", "A/b", "a/"])),
         ("steeringMode", (&["off", "nearest"], &["adaptive", "order"])),
         ("spiffeId", (&["spiffe://td/ns/a"], &["td/ns/a", "spiffe://td/ns/*"])),
         ("spiffeIdPattern", (&["spiffe://td/ns/a", "spiffe://td/ns/*"], &["td/*"])),

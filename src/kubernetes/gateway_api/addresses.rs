@@ -52,6 +52,22 @@ fn source_towards(far: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
+/// Returns true if this is the Service of the gateway.
+pub(crate) fn is_service_of(spec: &GatewayApiSpec, service: &ObjectKey) -> bool {
+    spec.service.as_ref() == Some(&service.name) && spec.writer.namespace == service.namespace
+}
+
+/// Returns the addresses at which clients reach the gateway: those of the config, then those of the gateway's Service.
+pub(crate) fn of_clients(spec: &GatewayApiSpec, tables: &Tables) -> Vec<Host> {
+    let service = spec.service.as_ref().and_then(|name| {
+        tables.services.get(&ObjectKey { namespace: spec.writer.namespace.clone(), name: name.clone() })
+    });
+    let found = service.iter().flat_map(|service| &*service.addresses);
+    let mut all = spec.addresses.clone();
+    all.extend(found.filter(|host| !spec.addresses.contains(host)).cloned());
+    all
+}
+
 /// Returns true if a Gateway may request the address.
 fn is_requestable(spec: &GatewayApiSpec, ip: IpAddr) -> bool {
     spec.requestable.iter().chain(&spec.pool).any(|net| net.contains(&ip))

@@ -338,8 +338,15 @@ fn reach(
         reach.addresses = vec![None];
         reach.shown = spec.addresses.clone();
         if reach.shown.is_empty() {
-            let why = "connections to every address of the process are served, but no address is known that clients can use; set \
-                       gatewayApi.addresses, or spec.addresses of the Gateway";
+            let why = match &spec.service {
+                Some(service) => format!(
+                    "Service {}/{service} has no address of a load balancer and no external one",
+                    spec.writer.namespace
+                ),
+                None => "connections to every address of the process are served, but no address is known that clients can use; \
+                         set gatewayApi.addresses or gatewayApi.service, or spec.addresses of the Gateway"
+                    .to_owned(),
+            };
             reach.unreachable = Some(Verdict::no("AddressNotAssigned", why));
         }
     }

@@ -263,6 +263,12 @@ fn backends(
     (backends, first.unwrap_or_else(|| Verdict::yes("ResolvedRefs", "all references are resolved")))
 }
 
+/// Returns true if the cluster itself exports the service with this port. An import is written a little later than its port is there.
+fn exports(tables: &Tables, service: &ObjectKey, port: u16) -> bool {
+    let found = tables.exports.get(service).and_then(|_| tables.services.get(service));
+    found.is_some_and(|found| found.ports.iter().any(|own| own.number == port))
+}
+
 /// Returns the service port of a backend. The error is the condition `ResolvedRefs`.
 fn backend(
     kind: RouteKind,
@@ -289,9 +295,13 @@ fn backend(
         return Err(missing(format!("the reference to {target_kind} {target} has no port")));
     };
     let hostname = if is_import {
-        // The merged service of the cluster set decides which ports there are.
-        let is_known = tables.imports.get(target).is_some() || tables.exports.get(target).is_some();
-        is_known.then(|| alias(target)).flatten()
+        let import = tables.imports.get(target);
+        let export = tables.exports.get(target);
+        let lacks = |ports: &[u16]| !ports.is_empty() && !ports.contains(&port);
+        if import.is_some_and(|import| lacks(&import.ports)) && !exports(tables, target, port) {
+            return Err(missing(format!("ServiceImport {target} has no port {port}")));
+        }
+        (import.is_some() || export.is_some()).then(|| alias(target)).flatten()
     } else {
         let Some(service) = tables.services.get(target) else {
             return Err(missing(format!("Service {target} does not exist")));

@@ -293,9 +293,16 @@ fn a_backend_that_cannot_be_used_is_refused_with_its_reason() {
         ),
         ("no import", json!([import.clone()]), None, unresolved("BackendNotFound"), "refused (1)"),
         (
+            "an import without the port",
+            json!([import.clone()]),
+            Some(object("ServiceImport", "shop/web", 1, json!({"ports": [{"port": 80}]}))),
+            unresolved("BackendNotFound"),
+            "refused (1)",
+        ),
+        (
             "an import",
             json!([import]),
-            Some(object("ServiceImport", "shop/web", 1, json!({}))),
+            Some(object("ServiceImport", "shop/web", 1, json!({"ports": [{"port": 80}, {"port": 443}]}))),
             attached(),
             "web.shop.svc.clusterset.local:443 (1)",
         ),

@@ -177,8 +177,8 @@ fn drained(
 ) -> Vec<(&'static str, String)> {
     match record.entrance.as_deref() {
         None => [hostname].into_iter().chain(alias).map(|name| ("service", name.to_string())).collect(),
-        Some(Entrance { overrides, hosts, .. }) if overrides.is_empty() => {
-            hosts.iter().map(|host| ("gateway", host.to_string())).collect()
+        Some(Entrance { overrides, .. }) if overrides.is_empty() => {
+            record.addresses.iter().map(|host| ("gateway", host.to_string())).collect()
         }
         Some(Entrance { overrides, .. }) => {
             overrides.iter().map(|(host, _)| ("gateway", host.to_string())).collect()

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::super::gateway_api::addresses::is_service_of;
 use super::waypoint::{CanaryWeight, canary_weight};
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::interner::Interner;
@@ -21,6 +22,9 @@ use isthmus_snapshot::change::ExportedPort;
 /// The largest number of services, five times as many as Kubernetes supports in a cluster. A service without endpoints costs
 /// less than 5 KB.
 const SERVICES_MAX: usize = 50_000;
+
+/// The largest number of addresses of a service that are read.
+const ADDRESSES_MAX: usize = 64;
 
 /// The largest number of IP families of a service that are read; there are two.
 const FAMILIES_MAX: usize = 2;
@@ -92,6 +96,8 @@ impl Watched for Service {
         }
         tables.dirty.gateways |= before.is_some_and(|before| is_entrance(&before))
             || tables.services.get(&key).is_some_and(|now| is_entrance(now));
+        tables.dirty.gateway_api.is_all |=
+            tables.spec.gateway_api.as_ref().is_some_and(|spec| is_service_of(spec, &key));
         tables.dirty.services.insert(key);
     }
 }
@@ -110,6 +116,8 @@ pub(crate) struct ServiceRecord {
     /// The reason why the service's marks cannot export the service; `None` if they can.
     pub(crate) unmarkable: Option<Unmarkable>,
     pub(crate) entrance: Option<Box<Entrance>>,
+    /// The addresses at which clients outside the cluster reach the service, sorted.
+    pub(crate) addresses: Box<[Host]>,
     /// The session affinity, `None` or `ClientIP`.
     pub(crate) session_affinity: Arc<str>,
     /// The timeout of the session affinity in seconds; 0 without session affinity.
@@ -217,8 +225,6 @@ pub(crate) struct Entrance {
     pub(crate) network: Network,
     /// The number of the service port for TLS connections that are routed by SNI.
     pub(crate) sni_port: u16,
-    /// Addresses of load balancers, and `externalIPs`.
-    pub(crate) hosts: Vec<Host>,
     /// The labels of the nodes whose addresses lead to the gateway; `None`: no node's address does.
     pub(crate) nodes: Option<Labels>,
     /// The type of the nodes' addresses.
@@ -315,7 +321,8 @@ impl ServiceRecord {
         let families: BTreeSet<&String> = spec.ip_families.iter().take(FAMILIES_MAX).collect();
         Self {
             prefers_v6: spec.ip_families.first().is_some_and(|family| family == "IPv6"),
-            entrance: Entrance::read(metadata, spec, status, texts).map(Box::new),
+            entrance: Entrance::read(metadata, spec, texts).map(Box::new),
+            addresses: addresses(spec, status),
             session_affinity: texts.text(match spec.session_affinity.as_str() {
                 "ClientIP" => "ClientIP",
                 _ => "None",
@@ -343,28 +350,13 @@ impl ServiceRecord {
 }
 
 impl Entrance {
-    fn read(
-        metadata: &Meta,
-        spec: &ServiceSpec,
-        status: &ServiceStatus,
-        texts: &mut Interner,
-    ) -> Option<Self> {
+    fn read(metadata: &Meta, spec: &ServiceSpec, texts: &mut Interner) -> Option<Self> {
         let network = metadata.labels.get(NETWORK_LABEL).filter(|text| !text.is_empty())?;
         if !metadata.deletion_timestamp.is_empty() {
             return None;
         }
         let annotation = |name: &str| metadata.annotations.get(name).map(String::as_str);
         let sni_port = metadata.labels.get("networking.istio.io/gatewayPort");
-        let ingress = status
-            .load_balancer
-            .ingress
-            .iter()
-            .map(|found| if found.ip.is_empty() { found.hostname.as_str() } else { found.ip.as_str() });
-        let external = spec.external_ips.iter().map(String::as_str);
-        let mut hosts: Vec<Host> =
-            ingress.chain(external).filter_map(|text| Host::parse(text).ok()).collect();
-        hosts.sort();
-        hosts.dedup();
         let nodes = annotation("traffic.istio.io/nodeSelector").filter(|_| spec.kind == "NodePort");
         let nodes = nodes.and_then(|json| serde_json::from_str::<Texts>(json).ok());
         let overrides = annotation("isthmus.dev/gateway-address").map(|list| {
@@ -374,7 +366,6 @@ impl Entrance {
         Some(Self {
             network: Network::new(network),
             sni_port: sni_port.and_then(|text| text.parse().ok()).unwrap_or(15_443),
-            hosts,
             nodes: nodes.map(|labels| texts.labels(&labels)),
             node_address: texts.text(annotation("isthmus.dev/node-address-type").unwrap_or("ExternalIP")),
             is_local: spec.external_traffic_policy == "Local",
@@ -382,6 +373,16 @@ impl Entrance {
             weight: weight.filter(|weight| *weight > 0).unwrap_or(1),
         })
     }
+}
+
+/// Returns the addresses of the load balancer, and the external ones of the spec, each once.
+fn addresses(spec: &ServiceSpec, status: &ServiceStatus) -> Box<[Host]> {
+    let ingress = status.load_balancer.ingress.iter();
+    let ingress =
+        ingress.map(|found| if found.ip.is_empty() { found.hostname.as_str() } else { found.ip.as_str() });
+    let external = spec.external_ips.iter().map(String::as_str);
+    let hosts = ingress.chain(external).take(ADDRESSES_MAX).filter_map(|text| Host::parse(text).ok());
+    hosts.collect::<BTreeSet<Host>>().into_iter().collect()
 }
 
 /// Returns true if the value of [`EXPORT_TO`] makes a service of `namespace` visible in the namespace `viewer`. As for istiod, `*`

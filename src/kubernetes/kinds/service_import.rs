@@ -56,15 +56,21 @@ impl Watched for ServiceImport {
         let ips = self.spec.ips.iter().filter(|_| own.is_none());
         Some(ImportRecord {
             ips: ips.filter_map(|text| ip(text)).collect(),
+            ports: self.spec.ports.iter().filter_map(|found| port(found.port)).collect(),
             own: own.filter(|_| is_writer).map(Arc::new),
         })
     }
 
     fn touch(touched: Touched<ObjectKey, ImportRecord>, tables: &mut Tables) {
         let Touched { key, before } = touched;
-        let now = tables.imports.get(&key).map(|now| &now.ips);
-        if now != before.as_ref().map(|before| &before.ips) {
+        let now = tables.imports.get(&key);
+        let ips = |import: Option<&ImportRecord>| import.map(|import| import.ips.clone());
+        let ports = |import: Option<&ImportRecord>| import.map(|import| import.ports.clone());
+        let is_new = (ips(now) != ips(before.as_ref()), ports(now) != ports(before.as_ref()));
+        if is_new.0 || is_new.1 {
             tables.mark_backend(&key);
+        }
+        if is_new.0 {
             tables.dirty.services.insert(key);
         }
     }
@@ -76,6 +82,8 @@ pub(crate) struct ImportRecord {
     /// The virtual addresses of an import of another program. Those of an import of this program are read from the services
     /// themselves, and two names with one virtual address would be a conflict for clients.
     pub(crate) ips: Vec<IpAddr>,
+    /// The numbers of the ports; none: they are not known.
+    pub(crate) ports: Vec<u16>,
     /// The content of an import that this program writes; `None` for imports of other programs, and if the registry writes none.
     pub(crate) own: Option<Arc<ImportContent>>,
 }

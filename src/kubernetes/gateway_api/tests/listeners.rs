@@ -1,6 +1,7 @@
 //! Rows about classes, Gateways, ListenerSets and their listeners.
 
 use super::*;
+use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 
 #[test]
 fn a_listener_says_why_it_is_not_served() {
@@ -775,4 +776,42 @@ fn a_request_that_was_served_before_is_named_with_the_line_that_permits_it() {
     assert_eq!(found[5], "2 more Gateways request addresses that gatewayApi does not permit");
     world.spec.requestable = vec!["127.0.0.0/29".parse().expect("a network")];
     assert!(notes(&mut world).is_empty());
+}
+
+#[test]
+fn the_addresses_of_a_gateway_are_those_of_the_gateways_own_service_too() {
+    let mut world = World::new(&[gateway("infra/edge", 1, json!([listener("tls", json!({}))]))]);
+    world.spec.service = Some("own".into());
+    world.spec.addresses.clear();
+    world.tables.spec = Arc::new(KubernetesSpec {
+        gateway_api: Some(world.spec.clone()),
+        ..KubernetesSpec::clone(&world.tables.spec)
+    });
+    let edge =
+        Target::Parent((ParentKind::Gateway, ObjectKey { namespace: "infra".into(), name: "edge".into() }));
+    let mut addresses = |service: Option<Value>| {
+        if let Some(service) = service {
+            world.put(&service);
+        }
+        world.renew();
+        let status = &world.api.due[&edge].status;
+        let (_, programmed) =
+            status.conditions.iter().find(|(kind, _)| *kind == "Programmed").expect("has one");
+        (status.addresses.clone(), programmed.message.clone())
+    };
+    let why = "Service n/own has no address of a load balancer and no external one";
+    assert_eq!(addresses(None), (Vec::new(), why.to_owned()));
+    let own = |external: Value, ingress: Value| {
+        let mut own = service("n/own", json!({"ports": [{"port": 443}], "externalIPs": external}));
+        own["status"] = json!({"loadBalancer": {"ingress": ingress}});
+        Some(own)
+    };
+    assert_eq!(addresses(own(json!([]), json!([]))).1, why);
+    let (found, programmed) =
+        addresses(own(json!(["192.0.2.7"]), json!([{"hostname": "lb.test"}, {"ip": ""}])));
+    assert_eq!(found, [("IPAddress", "192.0.2.7".to_owned()), ("Hostname", "lb.test".to_owned())]);
+    assert_eq!(programmed, "connections are served");
+    let mut foreign = own(json!(["192.0.2.8"]), json!([]));
+    foreign.as_mut().expect("made")["metadata"]["namespace"] = "shop".into();
+    assert_eq!(addresses(foreign).0.len(), 2, "a Service of another namespace");
 }
