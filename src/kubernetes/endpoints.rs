@@ -53,14 +53,18 @@ pub(super) struct Instance<'a> {
     zone: Option<&'a Arc<str>>,
 }
 
-/// The key of an instance, by which the entries of several slices are merged.
+/// The key of an instance, by which the entries of several slices are merged, with the number of the instance: a pod or address that
+/// slices list with different numbers for one port has several.
+type Whose = (Source, usize);
+
+/// The pod or address of an instance.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
-enum Whose {
+enum Source {
     Pod(Uid),
     Address(IpAddr),
 }
 
-/// Makes the endpoints of a service from its slices. The result does not depend on the order of the slices.
+/// Makes the endpoints of a service from its slices. The result does not depend on the order in which the slices came.
 pub(super) fn made<'a>(
     sources: &Sources<'a>,
     key: &ObjectKey,
@@ -146,21 +150,31 @@ impl<'a> Instance<'a> {
         self.pod.is_some_and(|pod| pod.template.is_draining)
     }
 
+    /// Returns true if no port has another number in the slice.
+    fn agrees_with(&self, slice: &SliceRecord) -> bool {
+        let mut ports = slice.ports.iter();
+        ports.all(|(name, number)| self.ports.get(&**name).is_none_or(|known| known == number))
+    }
+
     /// Returns the name of the node on which the instance runs.
     fn node(&self) -> Option<&'a Arc<str>> {
         self.pod.and_then(PodRecord::node).or(self.node)
     }
 }
 
-/// Adds a slice's entry to an instance. The better of two health states applies, except that draining overrides both.
+/// Adds a slice's entry to the instance with the same port numbers. The better of two health states applies, except that draining
+/// overrides both.
 fn join<'a>(
     instances: &mut BTreeMap<Whose, Instance<'a>>,
     pod: Option<&'a PodRecord>,
     slice: &'a SliceRecord,
     endpoint: &'a SliceEndpoint,
 ) {
-    let whose = endpoint.pod.flatten().map_or(Whose::Address(endpoint.address), Whose::Pod);
-    let instance = instances.entry(whose).or_insert_with(|| Instance {
+    let source = endpoint.pod.flatten().map_or(Source::Address(endpoint.address), Source::Pod);
+    let known = instances.range((source, 0)..=(source, usize::MAX));
+    let own = known.clone().find(|(_, instance)| instance.agrees_with(slice));
+    let number = own.map_or_else(|| known.count(), |((_, number), _)| *number);
+    let instance = instances.entry((source, number)).or_insert_with(|| Instance {
         addresses: Vec::new(),
         ports: BTreeMap::new(),
         health: endpoint.health,
@@ -170,11 +184,7 @@ fn join<'a>(
         zone: None,
     });
     instance.addresses.push(endpoint.address);
-    for (name, number) in &slice.ports {
-        let known = instance.ports.entry(&**name).or_insert(*number);
-        // The smallest number is used, so that the result does not depend on the order of the slices.
-        *known = (*known).min(*number);
-    }
+    instance.ports.extend(slice.ports.iter().map(|(name, number)| (&**name, *number)));
     instance.health = match (instance.health, endpoint.health) {
         (Health::Draining, _) | (_, Health::Draining) => Health::Draining,
         (Health::Healthy, _) | (_, Health::Healthy) => Health::Healthy,
@@ -286,3 +296,6 @@ impl<'a> Sources<'a> {
         of_pod.chain([(NODE_LABEL.into(), node.clone())]).collect()
     }
 }
+
+#[cfg(test)]
+pub(crate) mod tests;
