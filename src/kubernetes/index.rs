@@ -397,6 +397,9 @@ mod tests {
             ("example.com", 0),
             ("*.shop.svc.cluster.local", 3),
             ("c", 3),
+            ("*b.shop.svc.cluster.local", 2),
+            ("*.elsewhere.svc.cluster.local", 1),
+            ("*", 3),
         ] {
             let subset = format!(r#""subsets":[{{"name":"v","labels":{{"for":"{touched}"}}}}]"#);
             put(&mut index, 1, "rule", &format!(r#""host":"{host}",{subset}"#));

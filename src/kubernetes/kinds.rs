@@ -547,7 +547,11 @@ mod tests {
             (Kind::Namespace, cluster("n"), ("n/a", false, false)),
             (Kind::Namespace, cluster("istio-system"), ("", true, false)),
             (Kind::DestinationRule, object(r#""spec":{"host":"a"}"#), ("n/a", false, false)),
-            (Kind::DestinationRule, object(r#""spec":{"host":"*.n"}"#), ("n/a", true, false)),
+            (
+                Kind::DestinationRule,
+                object(r#""spec":{"host":"*.n.svc.cluster.local"}"#),
+                ("n/a", false, false),
+            ),
             (Kind::Gateway, object(r#""spec":{}"#), ("", false, true)),
             (Kind::Secret, object(r#""data":{}"#), ("", false, false)),
         ] {

@@ -79,8 +79,12 @@ impl Watched for DestinationRule {
 /// Marks the services that the host of a rule in this namespace names. Which of the rules for a service counts is found again for each
 /// of them.
 fn mark_host(host: &str, namespace: &Arc<str>, tables: &mut Tables) {
-    if host.starts_with('*') {
-        tables.dirty.is_all = true;
+    if let Some(suffix) = host.strip_prefix('*') {
+        let domain = &tables.spec.cluster_domain;
+        let is_named =
+            |key: &ObjectKey| format!("{}.{}.svc.{domain}", key.name, key.namespace).ends_with(suffix);
+        let named = tables.services.iter().map(|(key, _)| key).filter(|key| is_named(key));
+        tables.dirty.services.extend(named.cloned());
         return;
     }
     let mut labels = host.split('.');
