@@ -68,7 +68,7 @@ const FEATURES: &[(&str, &str)] = &[
     (
         "MCS",
         "kubernetes/exports kubernetes/import kubernetes/index/imports kubernetes/kinds/imported_slice \
-        kubernetes/kinds/service_ kubernetes/own_objects snapshot/clusterset admin/marks",
+        kubernetes/kinds/service_export kubernetes/kinds/service_import kubernetes/own_objects snapshot/clusterset admin/marks",
     ),
     ("program", "app/"),
     ("snapshot", "snapshot/ model/ balance/"),

@@ -1,21 +1,25 @@
-//! Makes endpoints from the slices of a service and the pods that the slices name. A slice alone proves nothing: an endpoint is
+//! Makes endpoints from the slices of a service and the pods that the slices name, beside those of `entries`. A slice alone proves nothing: an endpoint is
 //! used only if its pod is known with that UID, namespace and address (CVE-2021-25740).
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::entries::{Names, add_of_host, add_selected_by_service};
 use super::interner::{Interner, PodTemplate};
 use super::kinds::Tables;
 use super::kinds::endpoint_slice::{SliceEndpoint, SliceRecord};
 use super::kinds::pod::PodRecord;
 use super::kinds::service::{PortRecord, ServiceRecord};
+use super::kinds::service_entry::{EntryRecord, Resolution};
+use super::kinds::workload_entry::WorkloadRecord;
 use super::mutual_tls::ServiceTls;
 use super::table::{ObjectKey, Uid};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{
     DeclaredTls, Endpoint, EndpointTemplate, Health, Labels, OwnPorts, TlsMode, Weight,
 };
+use isthmus_model::name::HostName;
 use isthmus_model::place::{Locality, Network};
 use isthmus_model::service::Withheld;
 
@@ -42,12 +46,17 @@ pub(super) struct Made {
     pub(super) withheld: BTreeMap<Withheld, u32>,
 }
 
-/// One instance, merged from all slices.
+/// One instance: merged from all slices, or a workload of a ServiceEntry or WorkloadEntry.
 pub(super) struct Instance<'a> {
+    /// The addresses; without any, the instance has a name, or is reached only through gateways.
     addresses: Vec<IpAddr>,
+    name: Option<&'a HostName>,
     ports: BTreeMap<&'a str, u16>,
     health: Health,
+    weight: Weight,
     pod: Option<&'a PodRecord>,
+    /// The template of the pod or workload; `None`: the instance is in neither.
+    template: Option<&'a PodTemplate>,
     hostname: Option<&'a Arc<str>>,
     node: Option<&'a Arc<str>>,
     zone: Option<&'a Arc<str>>,
@@ -67,39 +76,70 @@ enum Source {
 /// Makes the endpoints of a service from its slices. The result does not depend on the order in which the slices came.
 pub(super) fn made<'a>(
     sources: &Sources<'a>,
-    key: &ObjectKey,
-    service: &ServiceRecord,
+    (key, host): (&'a ObjectKey, &'a HostName),
+    service: &'a ServiceRecord,
     tls: &ServiceTls<'_>,
     texts: &mut Interner,
 ) -> Made {
     let mut made = Made::default();
-    let mut instances: BTreeMap<Whose, Instance<'a>> = BTreeMap::new();
+    let mut of_slices: BTreeMap<Whose, Instance<'a>> = BTreeMap::new();
     for slice in sources.tables.slices_of(key) {
         for endpoint in &slice.endpoints {
             match believed(sources.tables, &key.namespace, endpoint) {
-                Ok(pod) => join(&mut instances, pod, slice, endpoint),
+                Ok(pod) => join(&mut of_slices, pod, slice, endpoint),
                 Err(why) => *made.withheld.entry(why).or_default() += 1,
             }
         }
     }
+    let mut instances: Vec<Instance<'a>> = of_slices.into_values().collect();
+    add_selected_by_service(sources.tables, key, service, &mut instances, &mut made);
+    let entries = sources.tables.entries_of(host);
+    add_of_host(sources.tables, (host, Names::LeaveOut), &entries, &mut instances, &mut made);
+    finished(sources, instances, (&service.ports, service.prefers_v6, tls), texts, made)
+}
+
+/// Makes the endpoints of a host that only ServiceEntries have, with these ports.
+pub(super) fn made_of_entries(
+    sources: &Sources<'_>,
+    host: &HostName,
+    (entries, ports): (&[(&ObjectKey, &EntryRecord)], &[PortRecord]),
+    tls: &ServiceTls<'_>,
+    texts: &mut Interner,
+) -> Made {
+    let is_dns = entries.first().is_some_and(|(_, entry)| entry.resolution == Resolution::Dns);
+    let names = if is_dns { Names::Resolve } else { Names::LeaveOut };
+    let (mut made, mut instances) = (Made::default(), Vec::new());
+    add_of_host(sources.tables, (host, names), entries, &mut instances, &mut made);
+    finished(sources, instances, (ports, false, tls), texts, made)
+}
+
+/// Adds the endpoints of these instances for a service with these ports, which may prefer IPv6 addresses.
+fn finished(
+    sources: &Sources<'_>,
+    instances: Vec<Instance<'_>>,
+    (ports, prefers_v6, tls): (&[PortRecord], bool, &ServiceTls<'_>),
+    texts: &mut Interner,
+    mut made: Made,
+) -> Made {
     let is_any_ready =
-        instances.values().any(|instance| instance.health == Health::Healthy && !instance.is_drained());
+        instances.iter().any(|instance| instance.health == Health::Healthy && !instance.is_drained());
     let mut all: Vec<(Endpoint, Option<&Arc<str>>)> = Vec::with_capacity(instances.len());
-    for mut instance in instances.into_values() {
-        let Some(network) = sources.network_of(instance.pod) else {
+    for mut instance in instances {
+        let Some(network) = sources.network_of(instance.template) else {
             *made.withheld.entry(Withheld::ForeignNetwork).or_default() += 1;
             continue;
         };
-        instance.addresses.sort_by_key(|ip| (ip.is_ipv6() != service.prefers_v6, *ip));
+        instance.addresses.sort_by_key(|ip| (ip.is_ipv6() != prefers_v6, *ip));
         instance.addresses.dedup();
-        let host = match instance.addresses.as_slice() {
-            [one] => Host::Ip(*one),
-            several => Host::Ips(several.into()),
+        let host = match (instance.name, instance.addresses.as_slice()) {
+            (Some(name), _) => Host::Name(name.clone()),
+            (None, [one]) => Host::Ip(*one),
+            (None, several) => Host::Ips(several.into()),
         };
         let endpoint = Endpoint {
             host,
             locality: sources.locality(&instance),
-            weight: Weight::ONE,
+            weight: instance.weight,
             health: match instance.health {
                 _ if instance.is_drained() => Health::Draining,
                 // While no endpoint is ready, those that terminate and still serve are used, as by kube-proxy (KEP-1669): otherwise
@@ -107,7 +147,7 @@ pub(super) fn made<'a>(
                 Health::Draining if !is_any_ready => Health::Healthy,
                 health => health,
             },
-            template: texts.endpoint_template(sources.template(&instance, service, network, tls)),
+            template: texts.endpoint_template(sources.template(&instance, ports, network, tls)),
         };
         all.push((endpoint, instance.hostname));
     }
@@ -132,22 +172,56 @@ pub(super) fn made<'a>(
 }
 
 impl<'a> Instance<'a> {
-    /// Returns a pod that is the endpoint of no service.
-    pub(super) fn of_pod(pod: &'a PodRecord) -> Self {
+    fn new(ports: BTreeMap<&'a str, u16>, pod: Option<&'a PodRecord>) -> Self {
         Self {
             addresses: Vec::new(),
-            ports: BTreeMap::new(),
+            name: None,
+            ports,
             health: Health::Healthy,
-            pod: Some(pod),
+            weight: Weight::ONE,
+            pod,
+            template: pod.map(|pod| &*pod.template),
             hostname: None,
             node: None,
             zone: None,
         }
     }
 
-    /// Returns true if a label of the pod asks for no new connections.
+    /// Returns a pod that is the endpoint of no service.
+    pub(super) fn of_pod(pod: &'a PodRecord) -> Self {
+        Self::new(BTreeMap::new(), Some(pod))
+    }
+
+    /// Returns a pod with this health that a ServiceEntry selects.
+    pub(super) fn of_selected(pod: &'a PodRecord, health: Health, ports: BTreeMap<&'a str, u16>) -> Self {
+        Self { addresses: pod.addresses.as_slice().to_vec(), health, ..Self::new(ports, Some(pod)) }
+    }
+
+    /// Returns a workload outside of pods.
+    pub(super) fn of_workload(workload: &'a WorkloadRecord, ports: BTreeMap<&'a str, u16>) -> Self {
+        Self {
+            addresses: workload.ip().into_iter().collect(),
+            name: workload.host.as_ref().and_then(Host::name),
+            health: workload.health,
+            weight: workload.weight,
+            template: Some(&workload.template),
+            ..Self::new(ports, None)
+        }
+    }
+
+    /// Returns what a host name resolves to, outside of the mesh.
+    pub(super) fn of_name(name: &'a HostName, ports: BTreeMap<&'a str, u16>) -> Self {
+        Self { name: Some(name), ..Self::new(ports, None) }
+    }
+
+    /// Returns true if a label of the pod or workload asks for no new connections.
     fn is_drained(&self) -> bool {
-        self.pod.is_some_and(|pod| pod.template.is_draining)
+        self.template.is_some_and(|template| template.is_draining)
+    }
+
+    /// Returns the labels by which PeerAuthentications select the pod or workload.
+    fn labels(&self) -> Option<&'a Labels> {
+        self.pod.map(PodRecord::labels).or(self.template.map(|template| &template.labels))
     }
 
     /// Returns true if no port has another number in the slice.
@@ -174,15 +248,9 @@ fn join<'a>(
     let known = instances.range((source, 0)..=(source, usize::MAX));
     let own = known.clone().find(|(_, instance)| instance.agrees_with(slice));
     let number = own.map_or_else(|| known.count(), |((_, number), _)| *number);
-    let instance = instances.entry((source, number)).or_insert_with(|| Instance {
-        addresses: Vec::new(),
-        ports: BTreeMap::new(),
-        health: endpoint.health,
-        pod,
-        hostname: None,
-        node: None,
-        zone: None,
-    });
+    let instance = instances
+        .entry((source, number))
+        .or_insert_with(|| Instance { health: endpoint.health, ..Instance::new(BTreeMap::new(), pod) });
     instance.addresses.push(endpoint.address);
     instance.ports.extend(slice.ports.iter().map(|(name, number)| (&**name, *number)));
     instance.health = match (instance.health, endpoint.health) {
@@ -225,11 +293,11 @@ pub(super) fn believed<'p>(
 impl<'a> Sources<'a> {
     /// Returns the network of an instance. Inner `None`: the configured network of the registry. Outer `None`: the registry may
     /// not have endpoints on the network.
-    pub(super) fn network_of(&self, pod: Option<&PodRecord>) -> Option<Option<Network>> {
+    pub(super) fn network_of(&self, template: Option<&PodTemplate>) -> Option<Option<Network>> {
         let own = || {
             self.tables.spec.network.is_none().then(|| self.network.clone()).filter(|own| !own.is_unknown())
         };
-        match pod.and_then(|pod| pod.template.network.as_ref()) {
+        match template.and_then(|template| template.network.as_ref()) {
             None => Some(own()),
             Some(network) if network == self.network => Some(own()),
             Some(network) if self.tables.spec.networks.contains(network) => Some(Some(network.clone())),
@@ -237,9 +305,9 @@ impl<'a> Sources<'a> {
         }
     }
 
-    /// Returns the locality of an instance: that of its pod's label, else of its node, else the zone in its slice.
+    /// Returns the locality of an instance: that of its workload or of its pod's label, else of its node, else the zone in its slice.
     pub(super) fn locality(&self, instance: &Instance<'_>) -> Locality {
-        if let Some(locality) = instance.pod.and_then(|pod| pod.template.locality.as_ref()) {
+        if let Some(locality) = instance.template.and_then(|template| template.locality.as_ref()) {
             return locality.clone();
         }
         if let Some(node) = instance.node().and_then(|name| self.tables.nodes.get(name)) {
@@ -252,25 +320,25 @@ impl<'a> Sources<'a> {
     fn template(
         &self,
         instance: &Instance<'_>,
-        service: &ServiceRecord,
+        service_ports: &[PortRecord],
         network: Option<Network>,
         tls: &ServiceTls<'_>,
     ) -> EndpointTemplate {
         let none = PodTemplate::default();
-        let template = instance.pod.map_or(&none, |pod| &pod.template);
+        let template = instance.template.unwrap_or(&none);
         let mut ports = OwnPorts::new();
-        for port in &service.ports {
+        for port in service_ports {
             let own = instance.ports.get(&*port.name).copied();
             if own != Some(port.target.unwrap_or(port.number)) {
                 // The port 0 says that the pod does not have the named port.
                 ports.insert(port.service_name(), own.unwrap_or(0));
             }
         }
-        let mesh_tls = instance.pod.filter(|_| template.is_meshed).and_then(|pod| {
+        let mesh_tls = instance.labels().filter(|_| template.is_meshed).and_then(|labels| {
             let own = |port: &PortRecord| instance.ports.get(&*port.name).copied();
             let all =
-                service.ports.iter().filter_map(|port| Some((port.service_name(), port.number, own(port)?)));
-            tls.off(pod.labels(), all)
+                service_ports.iter().filter_map(|port| Some((port.service_name(), port.number, own(port)?)));
+            tls.off(labels, all)
         });
         EndpointTemplate {
             ports,

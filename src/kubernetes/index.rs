@@ -3,6 +3,7 @@
 
 mod ambient;
 mod conditions;
+mod entries;
 mod imports;
 pub(super) mod items;
 mod unreadable;
@@ -29,7 +30,7 @@ use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::place::ClusterId;
 use isthmus_model::service::Withheld;
-use isthmus_snapshot::change::{Change, Item, Key, RegistryGateway};
+use isthmus_snapshot::change::{Change, Ignored, Item, Key, RegistryGateway};
 
 /// The objects of a cluster, and the items of the registry that were made from them.
 pub(super) struct Index {
@@ -50,6 +51,8 @@ pub(super) struct Index {
     withheld: BTreeMap<ObjectKey, BTreeMap<Withheld, u32>>,
     /// The reasons why waypoints are not used as their objects ask for, by Service.
     waypoints_ignored: BTreeMap<ObjectKey, String>,
+    /// The objects that have no effect.
+    pub(super) ignored: Vec<Ignored>,
     /// True if some waypoints were not known after the last event of their watch.
     were_waypoints_unknown: bool,
     sent_gateways: BTreeMap<Key, RegistryGateway>,
@@ -84,6 +87,7 @@ impl Index {
             sent: BTreeMap::new(),
             withheld: BTreeMap::new(),
             waypoints_ignored: BTreeMap::new(),
+            ignored: Vec::new(),
             were_waypoints_unknown: false,
             sent_gateways: BTreeMap::new(),
             gateway_notes: Vec::new(),
@@ -176,6 +180,7 @@ impl Index {
             || (dirty.imports && self.tables.spec.import_writer.is_some())
             || !dirty.services.is_empty()
             || !dirty.gateway_api.is_empty()
+            || dirty.ignored
             || self.unreadable.is_dirty()
     }
 
@@ -217,7 +222,9 @@ impl Index {
         }
         let mut dirty = std::mem::take(&mut self.tables.dirty.services);
         if std::mem::take(&mut self.tables.dirty.is_all) {
+            self.tables.dirty.ignored = true;
             dirty.extend(self.tables.services.iter().map(|(key, _)| key.clone()));
+            dirty.extend(self.tables.claims.hosts().map(|host| self.tables.unit_of(host)));
             dirty.extend(self.sent.keys().cloned());
         }
         for key in dirty {
@@ -233,6 +240,7 @@ impl Index {
             self.gateway_api.renew(&spec, of_gateway_api, (&self.tables, known), &mut changes);
         }
         changes.extend(self.unreadable.changes());
+        self.renew_ignored();
         if is_listing {
             changes.push(Change::Complete);
         }

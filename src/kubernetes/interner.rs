@@ -5,7 +5,7 @@ use std::sync::Arc;
 
 use super::objects::Texts;
 use isthmus_model::ambient::WorkloadNames;
-use isthmus_model::endpoint::{Encapsulation, EndpointTemplate, Labels};
+use isthmus_model::endpoint::{Encapsulation, EndpointTemplate, Health, Labels, OwnPorts};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{Locality, Network};
 
@@ -94,7 +94,7 @@ fn shared<T: Eq + std::hash::Hash>(known: &mut HashSet<Arc<T>>, value: T) -> Arc
     new
 }
 
-/// The fields that pods of one deployment share.
+/// The fields that pods of one deployment, or workloads outside of pods, share.
 #[derive(Debug, Default, PartialEq, Eq, Hash)]
 pub(super) struct PodTemplate {
     pub(super) namespace: Arc<str>,
@@ -107,6 +107,10 @@ pub(super) struct PodTemplate {
     pub(super) encapsulation: Encapsulation,
     /// The locality of the label `istio-locality`.
     pub(super) locality: Option<Locality>,
+    /// The health of the pod as an endpoint that a ServiceEntry selects; `None`: it is none.
+    pub(super) selectable: Option<Health>,
+    /// The numbers of the pod's named ports, if ServiceEntries are read.
+    pub(super) ports: OwnPorts,
 }
 
 /// The names that a slice gives for an endpoint. Endpoints of a node share them, unless they have host names.

@@ -20,9 +20,11 @@ pub(super) mod pod;
 pub(super) mod reference_grant;
 mod secret;
 pub(super) mod service;
+pub(super) mod service_entry;
 pub(super) mod service_export;
 pub(super) mod service_import;
 pub(super) mod waypoint;
+pub(super) mod workload_entry;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -48,9 +50,12 @@ use self::pod::Pod;
 use self::reference_grant::ReferenceGrant;
 pub(super) use self::secret::Secret;
 use self::service::{Service, TrafficDistribution};
+use self::service_entry::ServiceEntry;
 use self::service_export::ServiceExport;
 use self::service_import::ServiceImport;
 use self::waypoint::Waypoint;
+use self::workload_entry::WorkloadEntry;
+use super::claims::Claims;
 use super::interner::Interner;
 use super::objects::Meta;
 use super::table::{Key, ObjectKey, Placed, Rows, Table, Touched, Uid};
@@ -177,6 +182,7 @@ macro_rules! kinds {
             no_labels: Labels,
             /// The host names that a mesh without a configuration keeps to each cluster.
             default_local: LocalHosts,
+            pub(super) claims: Claims,
             pub(super) dirty: Dirty,
         }
 
@@ -188,14 +194,19 @@ macro_rules! kinds {
 
         impl Tables {
             pub(super) fn new(spec: Arc<KubernetesSpec>) -> Self {
-                Self {
+                let mut tables = Self {
                     default_local: LocalHosts::of(None, &spec),
                     spec,
                     $($table: <$kind as Watched>::Rows::default(),)*
                     slices_of: BTreeMap::new(),
                     no_labels: Labels::default(),
+                    claims: Claims::default(),
                     dirty: Dirty { gateways: true, ..Dirty::default() },
+                };
+                if tables.spec.service_entries {
+                    tables.pods.keep_index();
                 }
+                tables
             }
 
             /// Stores an object that a listing names. Returns false if the object is left out for lack of room.
@@ -251,6 +262,8 @@ kinds! {
     TlsRoute in tls_routes,
     TcpRoute in tcp_routes,
     ReferenceGrant in grants,
+    ServiceEntry in service_entries,
+    WorkloadEntry in workload_entries,
 }
 
 impl Kind {
@@ -294,6 +307,11 @@ impl Kind {
                 | Self::TcpRoute
                 | Self::ReferenceGrant
         )
+    }
+
+    /// Returns true if the objects of a kind are only counted, as objects without effect.
+    pub(super) fn is_only_counted(self, spec: &KubernetesSpec) -> bool {
+        matches!(self, Self::ServiceEntry | Self::WorkloadEntry) && !spec.service_entries
     }
 
     /// Returns the plural name of the kind.
@@ -345,6 +363,8 @@ pub(super) struct Dirty {
     pub(super) facts: bool,
     /// True if the imports, their slices or the namespaces may have changed.
     pub(super) imports: bool,
+    /// True if other objects may be ignored.
+    pub(super) ignored: bool,
 }
 
 impl Dirty {
@@ -466,8 +486,13 @@ impl Tables {
             (Kind::ListenerSet, self.listener_sets.len()),
             (Kind::ReferenceGrant, self.grants.len()),
         ];
+        let of_entries = [
+            (Kind::ServiceEntry, self.service_entries.len()),
+            (Kind::WorkloadEntry, self.workload_entries.len()),
+        ];
+        let of_entries = of_entries.into_iter().filter(|_| self.spec.service_entries);
         let of_gateway_api = of_gateway_api.into_iter().filter(|_| self.spec.gateway_api.is_some());
-        let counts = counts.into_iter().chain(of_gateway_api);
+        let counts = counts.into_iter().chain(of_gateway_api).chain(of_entries);
         counts.map(|(kind, count)| (kind.plural(), count)).collect()
     }
 }

@@ -5,7 +5,7 @@
 use std::collections::BTreeMap;
 use std::net::IpAddr;
 
-use serde::de::{Error as _, IgnoredAny, SeqAccess, Visitor};
+use serde::de::{Error as _, SeqAccess, Visitor};
 use serde::{Deserialize, Deserializer};
 use serde_json::value::RawValue;
 
@@ -109,7 +109,7 @@ pub(super) fn is_true(text: &str) -> bool {
 pub(super) enum IntOrText {
     Number(i64),
     /// The name of a pod's port.
-    Text(IgnoredAny),
+    Text(String),
     #[default]
     Absent,
 }

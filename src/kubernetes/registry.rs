@@ -542,8 +542,10 @@ impl Session {
         if let Some((at, why)) = self.relisted {
             report.facts.push(("last relisting", format!("{} ({why})", rfc3339(at))));
         }
+        let spec = &self.index.tables.spec;
         for watch in &self.index.watches.all {
-            if let Some((why, _)) = watch.failing.as_ref().filter(|_| !watch.kind.facts().is_needed) {
+            let is_reported = !watch.kind.facts().is_needed && !watch.kind.is_only_counted(spec);
+            if let Some((why, _)) = watch.failing.as_ref().filter(|_| is_reported) {
                 report.problems.push(format!("{}: {why}", watch.kind.plural()));
             }
         }
@@ -555,6 +557,7 @@ impl Session {
         report.problems.extend(self.index.unusable_exports());
         report.policies_unknown = self.index.policies_unknown();
         report.waypoints_ignored = self.index.waypoints_ignored();
+        report.ignored.clone_from(&self.index.ignored);
         report.problems.extend(self.index.gateway_notes.iter().cloned());
         report.problems.extend(self.index.notes_of_gateway_api());
         report.problems.extend(self.index.lacking_kinds());

@@ -191,7 +191,8 @@ pub struct Service {
 /// The reason why a registry leaves out an endpoint that its source lists.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
 pub enum Withheld {
-    /// The endpoint refers to a pod by a malformed UID, or the pod has another namespace or address than the endpoint.
+    /// The endpoint refers to a pod by a malformed UID, the pod has another namespace or address than the endpoint, or an entry has an
+    /// address of another namespace's pod or Service.
     Claimed,
     /// The pod of the endpoint is not known yet.
     WaitingForPod,

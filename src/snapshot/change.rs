@@ -71,6 +71,19 @@ pub struct Report {
     pub policies_unknown: Option<String>,
     /// The waypoints that are not used as their objects ask for, a sentence each.
     pub waypoints_ignored: Vec<String>,
+    /// The objects that have no effect, by kind.
+    pub ignored: Vec<Ignored>,
+}
+
+/// Objects of one kind that a registry reads and that have no effect.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Ignored {
+    /// The kind, such as `ServiceEntry`.
+    pub kind: &'static str,
+    /// The number of objects, at least 1.
+    pub count: usize,
+    /// The first object by name, and why it has no effect.
+    pub first: String,
 }
 
 impl Report {

@@ -149,8 +149,9 @@ impl OmissionReason {
                 "The endpoint's registry could not be read for longer than `aggregator.expireAfter`."
             }
             Self::Withheld(Withheld::Claimed) => {
-                "An EndpointSlice names a pod with another UID, namespace or address for the endpoint. Otherwise, anyone who \
-                 may write EndpointSlices could direct a service to any address."
+                "An EndpointSlice names a pod with another UID, namespace or address for the endpoint, or a ServiceEntry or \
+                 WorkloadEntry has the address of another namespace's pod or Service. Otherwise, anyone who may write such \
+                 objects could direct a service there."
             }
             Self::Withheld(Withheld::WaitingForPod) => {
                 "The EndpointSlice names a pod for this endpoint, and the API server has not listed that pod yet, or does \

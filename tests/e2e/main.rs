@@ -60,6 +60,7 @@ mod kube_fake;
 mod kube_records;
 mod kube_rig;
 mod kubernetes;
+mod kubernetes_entries;
 mod kubernetes_envoy;
 mod kubernetes_exports;
 mod kubernetes_gateways;

@@ -65,7 +65,7 @@ fn path_of(object: &Value) -> String {
     let kinds = match kind.as_str() {
         "endpoints" => kind,
         _ if kind.ends_with("class") => kind + "es",
-        _ if kind.ends_with("cy") => kind[..kind.len() - 1].to_owned() + "ies",
+        _ if kind.ends_with("cy") || kind.ends_with("try") => kind[..kind.len() - 1].to_owned() + "ies",
         _ => kind + "s",
     };
     let (namespace, name) = (text(&object["metadata"]["namespace"]), text(&object["metadata"]["name"]));

@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 pub const TOKEN: &str = "the-fakes-admin";
 /// The annotation of the bookmark that ends the initial list on a watch.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
-/// The kinds, each with the name of its list and its group and version. CRDs define the last six.
-const KINDS: [(&str, &str, &str); 13] = [
+/// The kinds, each with the name of its list and its group and version. CRDs define the last eight.
+const KINDS: [(&str, &str, &str); 15] = [
     ("Namespace", "namespaces", "api/v1"),
     ("Service", "services", "api/v1"),
     ("Pod", "pods", "api/v1"),
@@ -22,14 +22,18 @@ const KINDS: [(&str, &str, &str); 13] = [
     ("ServiceExport", "serviceexports", "apis/multicluster.x-k8s.io/v1beta1"),
     ("ServiceImport", "serviceimports", "apis/multicluster.x-k8s.io/v1beta1"),
     ("DestinationRule", "destinationrules", "apis/networking.istio.io/v1"),
+    ("ServiceEntry", "serviceentries", "apis/networking.istio.io/v1"),
+    ("WorkloadEntry", "workloadentries", "apis/networking.istio.io/v1"),
     ("AuthorizationPolicy", "authorizationpolicies", "apis/security.istio.io/v1"),
     ("PeerAuthentication", "peerauthentications", "apis/security.istio.io/v1"),
 ];
-const CUSTOM: [&str; 6] = [
+const CUSTOM: [&str; 8] = [
     "gateways",
     "serviceexports",
     "serviceimports",
     "destinationrules",
+    "serviceentries",
+    "workloadentries",
     "authorizationpolicies",
     "peerauthentications",
 ];

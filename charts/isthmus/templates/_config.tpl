@@ -217,6 +217,9 @@ registries:
       {{- if $kubernetes.destinationRules }}
       destinationRules: true
       {{- end }}
+      {{- if $kubernetes.serviceEntries }}
+      serviceEntries: true
+      {{- end }}
       {{- if $kubernetes.meshConfig }}
       meshConfig: true
       {{- end }}

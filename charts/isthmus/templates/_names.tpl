@@ -109,6 +109,7 @@ annotations:
       "only" $only
       "gateways" (and $registry $kubernetes.gateways.enabled)
       "destinationRules" (and $registry $kubernetes.destinationRules)
+      "serviceEntries" (and $registry (or $kubernetes.serviceEntries $kubernetes.destinationRules))
       "meshConfig" (and $registry $kubernetes.meshConfig)
       "leader" (and $registry $kubernetes.serviceExports.conditions)
       "imports" (and $registry $kubernetes.serviceImports.write)

@@ -60,6 +60,15 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- end }}
 {{- end }}
 
+{{/* Services and workloads outside of Kubernetes, which are only counted with `destinationRules` alone. */}}
+{{- define "isthmus.role.serviceEntries" -}}
+{{- if (include "isthmus.role.features" . | fromJson).serviceEntries }}
+- apiGroups: [networking.istio.io]
+  resources: [serviceentries, workloadentries]
+  verbs: [list, watch]
+{{- end }}
+{{- end }}
+
 {{/* Gateways and routes of the Gateway API, and their status. */}}
 {{- define "isthmus.role.gatewayApi" -}}
 {{- if (include "isthmus.role.features" . | fromJson).gatewayApi }}
@@ -133,6 +142,7 @@ reads all namespaces.
 {{- include "isthmus.role.gateways" . }}
 {{- include "isthmus.role.marks" . }}
 {{- include "isthmus.role.destinationRules" . }}
+{{- include "isthmus.role.serviceEntries" . }}
 {{- include "isthmus.role.gatewayApi" . }}
 {{- end }}
 {{- end }}

@@ -42,6 +42,8 @@ pub struct KubernetesSpec {
     pub manual_endpoints: bool,
     /// True if DestinationRules are read, with their subsets and TLS modes, and PeerAuthentications.
     pub destination_rules: bool,
+    /// True if ServiceEntries and WorkloadEntries are read.
+    pub service_entries: bool,
     /// Namespaces whose Services and Gateway objects may be gateways; `None`: no gateways are looked for.
     pub gateways: Option<Vec<Arc<str>>>,
     /// The writer of the conditions of ServiceExports; `None`: this registry writes none.
@@ -127,6 +129,7 @@ impl KubernetesSpec {
             namespaces: NamespaceChoice::default(),
             manual_endpoints: false,
             destination_rules: false,
+            service_entries: false,
             gateways: None,
             export_writer: None,
             ambient: false,

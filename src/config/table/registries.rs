@@ -48,6 +48,13 @@ pub(crate) const DESTINATION_RULES: Defaulted<form::Boolean> = Defaulted::new(
     "`true`: the subsets of DestinationRules (`networking.istio.io/v1`) become subsets of the services, and a port counts as \
      outside the mesh where a DestinationRule or a PeerAuthentication (`security.istio.io`) turns mTLS off.",
 );
+pub(crate) const SERVICE_ENTRIES: Defaulted<form::Boolean> = Defaulted::new(
+    "serviceEntries",
+    || false,
+    "`true`: ServiceEntries and WorkloadEntries (`networking.istio.io/v1`) are read. Their endpoints have no pod that proves an address, \
+     so whoever may write them chooses where a service of the same namespace leads, within `allow.addresses` and outside of other \
+     namespaces' pods and Services.",
+);
 pub(crate) const GATEWAYS: Key<form::OrOff<GatewayNamespaces>> = Key::optional(
     "gateways",
     "the system namespace",
@@ -154,7 +161,7 @@ keys! {
         /// the endpoints of each exporting cluster that are on the network of the registry, up to 1,000 per cluster and address
         /// family, and the label `endpointslice.kubernetes.io/managed-by: isthmus.io`.
         SLICES "slices": form::Boolean = false;
-    } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
+    } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + GATEWAYS
 
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is
     /// withdrawn at once; changed credentials are tried beside those in use. The node's own cluster is left out.
@@ -164,7 +171,7 @@ keys! {
         FOLDER "folder": form::Path => "none";
         /// Secrets of the cluster that this pod runs in, as `istioctl create-remote-secret` makes them.
         SECRETS "secrets": ClusterSecrets => "none";
-    } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + GATEWAYS
+    } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + GATEWAYS
 
     /// Secrets with the label `istio/multiCluster=true`: each key of their data is the name of a cluster, and its value
     /// is the kubeconfig of that cluster.

@@ -191,7 +191,7 @@ fn workload<'a>(
         namespace: namespace.clone(),
         addresses: addresses.to_vec(),
         node: pod.node().cloned().unwrap_or_default(),
-        network: sources.network_of(Some(pod))?,
+        network: sources.network_of(Some(&pod.template))?,
         locality: sources.locality(&Instance::of_pod(pod)),
         identity: pod.template.identity.clone(),
         encapsulation: pod.template.encapsulation,

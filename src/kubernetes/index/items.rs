@@ -45,6 +45,9 @@ impl Index {
         self.withheld.remove(key);
         self.waypoints_ignored.remove(key);
         let tables = &self.tables;
+        if tables.services.get(key).is_none() {
+            return self.items_of_entries(key);
+        }
         let namespace = tables.labels_of(&key.namespace);
         if !tables.spec.namespaces.takes(&key.namespace, namespace) {
             return ServiceItems::default();
@@ -59,7 +62,8 @@ impl Index {
         let Ruled { subsets, tls } = ruled(tables, key, &hostname);
         let has_subset_of_node = subsets.values().any(|labels| labels.get(NODE_LABEL).is_some());
         let sources = Sources { tables, network: &network, has_subset_of_node };
-        let Made { endpoints, named, withheld } = made(&sources, key, record, &tls, &mut self.texts);
+        let Made { endpoints, named, withheld } =
+            made(&sources, (key, &hostname), record, &tls, &mut self.texts);
         let waypoint = of_service(tables, key, record, || self.waypoints_unknown());
         let ports: Vec<ServicePort> = record.ports.iter().map(service_port).collect();
         // A waypoint of another network is used only if none is here, as with istiod.
@@ -210,14 +214,14 @@ fn drains(
 }
 
 /// The rules that DestinationRules and PeerAuthentications have for a service.
-struct Ruled<'a> {
-    subsets: BTreeMap<Arc<str>, Labels>,
-    tls: ServiceTls<'a>,
+pub(super) struct Ruled<'a> {
+    pub(super) subsets: BTreeMap<Arc<str>, Labels>,
+    pub(super) tls: ServiceTls<'a>,
 }
 
 /// Returns the subsets of a service, and its rules for mutual TLS. If several rules for the service have a subset, the one of the oldest
 /// rule is used, and so is the `trafficPolicy` of the oldest rule that has one.
-fn ruled<'a>(tables: &'a Tables, key: &'a ObjectKey, hostname: &HostName) -> Ruled<'a> {
+pub(super) fn ruled<'a>(tables: &'a Tables, key: &'a ObjectKey, hostname: &HostName) -> Ruled<'a> {
     let mut subsets = BTreeMap::new();
     let mut tls = ServiceTls::default();
     if !tables.spec.destination_rules {
@@ -263,7 +267,7 @@ fn rules_for<'a>(tables: &'a Tables, key: &'a ObjectKey, hostname: &HostName) ->
     Vec::new()
 }
 
-fn service_port(port: &PortRecord) -> ServicePort {
+pub(super) fn service_port(port: &PortRecord) -> ServicePort {
     let number = port.number;
     ServicePort {
         name: port.service_name(),

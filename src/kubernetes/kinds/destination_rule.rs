@@ -11,6 +11,7 @@ use crate::objects::{Meta, Texts, objects};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_model::endpoint::Labels;
+use isthmus_model::name::HostName;
 
 objects! {
     /// `DestinationRule` of `networking.istio.io/v1`.
@@ -78,22 +79,29 @@ impl Watched for DestinationRule {
 
 /// Marks the services that the host of a rule in this namespace names. Which of the rules for a service counts is found again for each
 /// of them.
-fn mark_host(host: &str, namespace: &Arc<str>, tables: &mut Tables) {
+fn mark_host(host: &str, rule_namespace: &Arc<str>, tables: &mut Tables) {
     if let Some(suffix) = host.strip_prefix('*') {
         let domain = &tables.spec.cluster_domain;
         let is_named =
             |key: &ObjectKey| format!("{}.{}.svc.{domain}", key.name, key.namespace).ends_with(suffix);
         let named = tables.services.iter().map(|(key, _)| key).filter(|key| is_named(key));
         tables.dirty.services.extend(named.cloned());
+        let hosts: Vec<_> =
+            tables.claims.hosts().filter(|host| host.as_str().ends_with(suffix)).cloned().collect();
+        tables.mark_hosts(&hosts);
         return;
     }
     let mut labels = host.split('.');
     let name = labels.next().unwrap_or_default();
-    let namespace = labels.next().unwrap_or(namespace);
+    let namespace = labels.next().unwrap_or(rule_namespace);
     let service = ObjectKey { namespace: namespace.into(), name: name.into() };
     if tables.services.get(&service).is_some() {
         tables.dirty.services.insert(service);
     }
+    let short = format!("{host}.{rule_namespace}.svc.{}", tables.spec.cluster_domain);
+    let hosts: Vec<_> = [host, &short].into_iter().filter_map(|host| HostName::parse(host).ok()).collect();
+    let hosts: Vec<_> = hosts.into_iter().filter(|host| tables.claims.has_host(host)).collect();
+    tables.mark_hosts(&hosts);
 }
 
 /// A DestinationRule.

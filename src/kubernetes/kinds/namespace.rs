@@ -38,6 +38,7 @@ impl Watched for Namespace {
         tables.dirty.gateway_api.is_all |= tables.spec.gateway_api.is_some();
         tables.dirty.services.extend(tables.services.inside(&name).map(|(key, _)| key.clone()));
         tables.dirty.services.extend(tables.exports.inside(&name).map(|(key, _)| key.clone()));
+        tables.mark_entries_of(&name);
     }
 }
 

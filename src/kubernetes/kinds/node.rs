@@ -43,6 +43,12 @@ impl Watched for Node {
         let services = on_node
             .map(|(key, slice)| ObjectKey { namespace: key.namespace.clone(), name: slice.service.clone() });
         tables.dirty.services.extend(services);
+        let selected = tables.pods.present().filter(|(_, pod)| pod.node() == Some(&name));
+        let selected = selected.filter(|_| tables.spec.service_entries);
+        let templates: Vec<_> = selected.map(|(_, pod)| pod.template.clone()).collect();
+        for template in templates {
+            tables.mark_selecting_pods(&template.namespace, &template.labels);
+        }
     }
 }
 

@@ -48,6 +48,7 @@ impl Watched for PeerAuthentication {
         let namespace = &touched.key.namespace;
         tables.dirty.is_all |= *namespace == tables.spec.system_namespace;
         tables.dirty.services.extend(tables.services.inside(namespace).map(|(key, _)| key.clone()));
+        tables.mark_entries_of(namespace);
     }
 }
 

@@ -1,15 +1,16 @@
 //! Pods. A pod may be deleted before its slice is updated, so its record stays as long as a slice names it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
+use crate::claims::forget;
 use crate::interner::{Interner, PodTemplate};
-use crate::objects::{Meta, ip, objects};
+use crate::objects::{Meta, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Placed, Rows, Touched, Uid};
 use isthmus_model::ambient::{WorkloadKind, WorkloadNames};
-use isthmus_model::endpoint::{Encapsulation, Labels};
+use isthmus_model::endpoint::{Encapsulation, Health, Labels, OwnPorts};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{Locality, Network};
 
@@ -38,12 +39,26 @@ const OWN_LABELS: [&str; 4] = [
 
 objects! {
     Pod { metadata: Meta, spec: PodSpec, status: PodStatus, }
-    PodSpec { service_account_name: String, node_name: String, host_network: bool, }
+    PodSpec {
+        service_account_name: String,
+        node_name: String,
+        host_network: bool,
+        containers: Vec<Container>,
+        init_containers: Vec<Container>,
+    }
+    Container { ports: Vec<ContainerPort>, restart_policy: String, }
+    ContainerPort { name: String, container_port: i64, protocol: String, }
     PodStatus {
+        conditions: Vec<PodCondition>,
         #[serde(rename = "podIPs")]
         pod_ips: Vec<PodIp>,
     }
     PodIp { ip: String, }
+    PodCondition {
+        #[serde(rename = "type")]
+        kind: String,
+        status: String,
+    }
 }
 
 impl Watched for Pod {
@@ -63,10 +78,14 @@ impl Watched for Pod {
         Some(PodRecord::read(self, reading))
     }
 
-    /// Marks the workload, and the services whose slices name the pod, unless the pod is gone: its endpoints end with its slice.
+    /// Marks the workload, what ServiceEntries make of the pod, and the services whose slices name the pod, unless the pod is gone: those
+    /// endpoints end with its slice.
     fn touch(touched: Touched<Uid, PodRecord>, tables: &mut Tables) {
         if tables.spec.ambient {
             tables.dirty.pods.insert(touched.key);
+        }
+        if tables.spec.service_entries {
+            mark_entries(&touched, tables);
         }
         if tables.pods.here(&touched.key).is_none() {
             return;
@@ -77,6 +96,18 @@ impl Watched for Pod {
             let name = known.service.clone();
             tables.mark_endpoints(ObjectKey { namespace: slice.namespace.clone(), name });
         }
+    }
+}
+
+/// Marks the services of ServiceEntries that select a pod, and of entries that claim its address.
+fn mark_entries(touched: &Touched<Uid, PodRecord>, tables: &mut Tables) {
+    let now = tables.pods.get(&touched.key);
+    let records = || touched.before.iter().chain(now);
+    let addresses: Vec<IpAddr> = records().flat_map(|pod| pod.addresses.as_slice()).copied().collect();
+    let templates: Vec<Arc<PodTemplate>> = records().map(|pod| pod.template.clone()).collect();
+    tables.mark_claimants(addresses);
+    for template in templates {
+        tables.mark_selecting_pods(&template.namespace, &template.labels);
     }
 }
 
@@ -117,28 +148,27 @@ impl PodRecord {
     fn read(object: &Pod, reading: &mut Reading<'_>) -> Self {
         let (trust_domain, texts) = (reading.trust_domain, &mut *reading.texts);
         let Pod { metadata, spec, status } = object;
-        let label = |name: &str| metadata.labels.get(name).map(String::as_str);
         let account = Some(spec.service_account_name.as_str()).filter(|name| !name.is_empty());
         let account = account.unwrap_or("default");
         let identity = format!("spiffe://{trust_domain}/ns/{}/sa/{account}", metadata.namespace);
         let is_kept = |name: &str| {
-            KEPT_LABELS.contains(&name) || (reading.spec.destination_rules && !OWN_LABELS.contains(&name))
+            let are_others_kept = reading.spec.destination_rules || reading.spec.service_entries;
+            KEPT_LABELS.contains(&name) || (are_others_kept && !OWN_LABELS.contains(&name))
         };
         let labels = metadata.labels.iter().filter(|(name, _)| is_kept(name));
         let redirected = metadata.annotations.get("ambient.istio.io/redirection");
-        let tunnels = label("networking.istio.io/tunnel").unwrap_or_default();
-        let has_native_tunnel = tunnels.split(',').any(|tunnel| tunnel.trim() == "http");
+        let of_labels = by_labels(&metadata.labels);
+        let has_native_tunnel = of_labels.encapsulation == Encapsulation::Hbone;
         let by_hbone = has_native_tunnel || redirected.is_some_and(|state| state == "enabled");
-        let locality = label("istio-locality").map(|text| text.replace('.', "/"));
+        let is_selectable = reading.spec.service_entries && metadata.deletion_timestamp.is_empty();
         let template = PodTemplate {
             namespace: texts.text(&metadata.namespace),
             labels: labels.map(|(name, value)| (texts.text(name), texts.text(value))).collect(),
-            network: label(NETWORK_LABEL).filter(|text| !text.is_empty()).map(Network::new),
             identity: Identity::parse(&identity).ok(),
-            is_meshed: label("security.istio.io/tlsMode") == Some("istio"),
-            is_draining: label("istio.io/draining").is_some_and(|value| !value.is_empty()),
             encapsulation: if by_hbone { Encapsulation::Hbone } else { Encapsulation::None },
-            locality: locality.and_then(|text| Locality::parse(&text)),
+            selectable: is_selectable.then(|| health(status)),
+            ports: if reading.spec.service_entries { named_ports(spec, texts) } else { OwnPorts::new() },
+            ..of_labels
         };
         let mut addresses: Vec<IpAddr> = status.pod_ips.iter().filter_map(|found| ip(&found.ip)).collect();
         addresses.dedup();
@@ -155,6 +185,46 @@ impl PodRecord {
             template: texts.template(template),
         }
     }
+}
+
+/// Returns what the labels of a pod or of another workload say.
+pub(super) fn by_labels(labels: &Texts) -> PodTemplate {
+    let label = |name: &str| labels.get(name).map(String::as_str);
+    let tunnels = label("networking.istio.io/tunnel").unwrap_or_default();
+    let has_tunnel = tunnels.split(',').any(|tunnel| tunnel.trim() == "http");
+    let locality = label("istio-locality").map(|text| text.replace('.', "/"));
+    PodTemplate {
+        network: label(NETWORK_LABEL).filter(|text| !text.is_empty()).map(Network::new),
+        is_meshed: label("security.istio.io/tlsMode") == Some("istio"),
+        is_draining: label("istio.io/draining").is_some_and(|value| !value.is_empty()),
+        encapsulation: if has_tunnel { Encapsulation::Hbone } else { Encapsulation::None },
+        locality: locality.and_then(|text| Locality::parse(&text)),
+        ..PodTemplate::default()
+    }
+}
+
+/// Returns the health of a pod outside of slices: it is healthy if it is ready.
+fn health(status: &PodStatus) -> Health {
+    let ready = status.conditions.iter().find(|condition| condition.kind == "Ready");
+    match ready.is_some_and(|condition| condition.status == "True") {
+        true => Health::Healthy,
+        false => Health::Unhealthy,
+    }
+}
+
+/// Returns the numbers of a pod's TCP ports by name. Of several of one name the first counts, as for Kubernetes.
+fn named_ports(spec: &PodSpec, texts: &mut Interner) -> OwnPorts {
+    let sidecars = spec.init_containers.iter().filter(|container| container.restart_policy == "Always");
+    let mut ports = OwnPorts::new();
+    for found in spec.containers.iter().chain(sidecars).flat_map(|container| &container.ports) {
+        if let Some(number) = port(found.container_port)
+            && !found.name.is_empty()
+            && matches!(found.protocol.as_str(), "" | "TCP")
+        {
+            ports.entry(texts.text(&found.name)).or_insert(number);
+        }
+    }
+    ports
 }
 
 /// Returns the names of a pod in telemetry, as istiod derives them.
@@ -210,6 +280,29 @@ pub(crate) struct Pods {
     entries: BTreeMap<Uid, Box<PodEntry>>,
     /// The number of entries whose pod exists; other entries are for UIDs that only slices name.
     there: usize,
+    /// The pods that exist, by address and namespace; `None`: nobody asks for it.
+    index: Option<PodIndex>,
+}
+
+/// The pods that exist, by namespace and by address.
+#[derive(Debug, Default)]
+struct PodIndex {
+    inside: BTreeMap<Arc<str>, BTreeSet<Uid>>,
+    at: BTreeMap<IpAddr, BTreeSet<Uid>>,
+}
+
+impl PodIndex {
+    fn add(&mut self, uid: Uid, pod: &PodRecord) {
+        self.inside.entry(pod.template.namespace.clone()).or_default().insert(uid);
+        for ip in pod.addresses.as_slice() {
+            self.at.entry(*ip).or_default().insert(uid);
+        }
+    }
+
+    fn forget(&mut self, uid: Uid, pod: &PodRecord) {
+        forget(&mut self.inside, &pod.template.namespace, &uid);
+        pod.addresses.as_slice().iter().for_each(|ip| forget(&mut self.at, ip, &uid));
+    }
 }
 
 /// A pod, or an entry for a UID that slices name and whose pod is not known.
@@ -224,6 +317,23 @@ struct PodEntry {
 }
 
 impl Pods {
+    /// Keeps an index of the pods by namespace and address. Has to be called before there are pods.
+    pub(super) fn keep_index(&mut self) {
+        self.index = Some(PodIndex::default());
+    }
+
+    /// Returns the pods that exist in a namespace; none without the index.
+    pub(crate) fn inside(&self, namespace: &Arc<str>) -> impl Iterator<Item = &PodRecord> {
+        let all = self.index.as_ref().and_then(|index| index.inside.get(namespace));
+        all.into_iter().flatten().filter_map(|uid| self.get(uid))
+    }
+
+    /// Returns the pods that exist at an address; none without the index.
+    pub(crate) fn at(&self, ip: IpAddr) -> impl Iterator<Item = &PodRecord> {
+        let all = self.index.as_ref().and_then(|index| index.at.get(&ip));
+        all.into_iter().flatten().filter_map(|uid| self.get(uid))
+    }
+
     /// Returns a pod that exists, or that a slice names.
     pub(crate) fn get(&self, uid: &Uid) -> Option<&PodRecord> {
         self.entries.get(uid)?.pod.as_ref()
@@ -270,8 +380,14 @@ impl Rows for Pods {
         }
         let entry = self.entries.entry(uid).or_default();
         entry.listing = listing;
-        self.there += usize::from(!std::mem::replace(&mut entry.is_there, true));
-        if entry.pod.as_ref() == Some(&pod) {
+        let is_new = !std::mem::replace(&mut entry.is_there, true);
+        self.there += usize::from(is_new);
+        let is_same = entry.pod.as_ref() == Some(&pod);
+        if let Some(index) = self.index.as_mut().filter(|_| is_new || !is_same) {
+            entry.pod.iter().for_each(|before| index.forget(uid, before));
+            index.add(uid, &pod);
+        }
+        if is_same && (!is_new || self.index.is_none()) {
             return Placed::Same;
         }
         Placed::Touched(Touched { key: uid, before: entry.pod.replace(pod) })
@@ -287,10 +403,12 @@ impl Rows for Pods {
     fn remove(&mut self, uid: &Uid) -> Option<Touched<Uid, PodRecord>> {
         let entry = self.entries.get_mut(uid)?;
         self.there -= usize::from(std::mem::replace(&mut entry.is_there, false));
-        if entry.named_by == Few::Empty {
-            self.entries.remove(uid);
+        if let (Some(index), Some(pod)) = (&mut self.index, &entry.pod) {
+            index.forget(*uid, pod);
         }
-        Some(Touched { key: *uid, before: None })
+        let is_named = entry.named_by != Few::Empty;
+        let gone = if is_named { None } else { self.entries.remove(uid) };
+        Some(Touched { key: *uid, before: gone.and_then(|gone| gone.pod) })
     }
 
     fn unnamed(&self, listing: u32, namespace: Option<&str>) -> Vec<Uid> {

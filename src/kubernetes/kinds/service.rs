@@ -55,6 +55,7 @@ objects! {
         ports: Vec<Port>,
         internal_traffic_policy: String,
         traffic_distribution: String,
+        selector: Texts,
         publish_not_ready_addresses: bool,
         external_traffic_policy: String,
         session_affinity: String,
@@ -89,6 +90,7 @@ impl Watched for Service {
     fn touch(touched: Touched<ObjectKey, Box<ServiceRecord>>, tables: &mut Tables) {
         let Touched { key, before } = touched;
         let is_entrance = |service: &ServiceRecord| service.entrance.is_some();
+        claim_addresses(&key, before.as_deref(), tables);
         let as_backend = |service: &ServiceRecord| (service.class, service.ports.clone());
         let now = tables.services.get(&key).map(|now| as_backend(now));
         if now != before.as_ref().map(|before| as_backend(before)) {
@@ -100,6 +102,28 @@ impl Watched for Service {
             tables.spec.gateway_api.as_ref().is_some_and(|spec| is_service_of(spec, &key));
         tables.dirty.services.insert(key);
     }
+}
+
+/// Enters the virtual addresses of a Service among those that no entry may have, and marks the entries whose claims depend on the Service.
+fn claim_addresses(key: &ObjectKey, before: Option<&ServiceRecord>, tables: &mut Tables) {
+    if !tables.spec.service_entries {
+        return;
+    }
+    let claim = |service: &ServiceRecord| (service.vips.clone(), service.class);
+    let (before, now) = (before.map(claim), tables.services.get(key).map(|now| claim(now)));
+    if now == before {
+        return;
+    }
+    tables.dirty.ignored = true;
+    let vips = |claim: Option<(Box<[IpAddr]>, ServiceClass)>| claim.map(|(vips, _)| vips).unwrap_or_default();
+    let (before, now) = (vips(before), vips(now));
+    before.iter().for_each(|ip| tables.claims.forget_service(*ip, key));
+    now.iter().for_each(|ip| tables.claims.add_service(*ip, key.clone()));
+    tables.mark_claimants(before.into_iter().chain(now));
+    let of_pods = format!(".{}.{}.svc.{}", key.name, key.namespace, tables.spec.cluster_domain);
+    let entries = tables.service_entries.inside(&key.namespace).flat_map(|(_, entry)| entry.hosts.iter());
+    let hosts: Vec<_> = entries.filter(|host| host.as_str().ends_with(&of_pods)).cloned().collect();
+    tables.mark_hosts(&hosts);
 }
 
 /// A Service.
@@ -126,6 +150,8 @@ pub(crate) struct ServiceRecord {
     pub(crate) traffic_distribution: Arc<str>,
     /// The distribution of the traffic by the spec or the annotation of the service; `None`: that of its namespace.
     distribution: Option<TrafficDistribution>,
+    /// The labels of the WorkloadEntries that are endpoints too; `None`: none are.
+    pub(crate) selector: Option<Labels>,
     /// True with `internalTrafficPolicy: Local`.
     is_node_local: bool,
     /// True if endpoints that are not ready get calls too.
@@ -147,6 +173,16 @@ pub(crate) enum TrafficDistribution {
 }
 
 impl TrafficDistribution {
+    /// Returns how callers choose among the endpoints.
+    pub(crate) fn load_balancing(self) -> LoadBalancing {
+        use Scope::{Network, Node, Region, Subzone, Zone};
+        match self {
+            Self::Any => LoadBalancing::default(),
+            Self::SameZone => LoadBalancing::by(Mode::Failover, &[Network, Region, Zone]),
+            Self::SameNode => LoadBalancing::by(Mode::Failover, &[Network, Region, Zone, Subzone, Node]),
+        }
+    }
+
     /// Reads `spec.trafficDistribution`; `None` if it is absent or unknown, so that annotations apply.
     fn of_spec(text: &str) -> Option<Self> {
         match text {
@@ -209,6 +245,8 @@ pub(crate) struct PortRecord {
     pub(crate) protocol: PortProtocol,
     /// The port on which pods listen; `None`: the Service names the port, and each pod defines the number for that name.
     pub(crate) target: Option<u16>,
+    /// The name of the port on which pods listen; empty if `target` has its number.
+    pub(crate) target_name: Arc<str>,
     pub(crate) node_port: Option<u16>,
 }
 
@@ -242,15 +280,10 @@ impl ServiceRecord {
         &self,
         of_namespace: Option<TrafficDistribution>,
     ) -> Option<Box<LoadBalancing>> {
-        use Scope::{Network, Node, Region, Subzone, Zone};
         let distribution = self.distribution.or(of_namespace).unwrap_or(TrafficDistribution::Any);
-        let mut choice = match distribution {
-            _ if self.is_node_local => LoadBalancing::by(Mode::Strict, &[Node]),
-            TrafficDistribution::Any => LoadBalancing::default(),
-            TrafficDistribution::SameZone => LoadBalancing::by(Mode::Failover, &[Network, Region, Zone]),
-            TrafficDistribution::SameNode => {
-                LoadBalancing::by(Mode::Failover, &[Network, Region, Zone, Subzone, Node])
-            }
+        let mut choice = match self.is_node_local {
+            true => LoadBalancing::by(Mode::Strict, &[Scope::Node]),
+            false => distribution.load_balancing(),
         };
         choice.takes_unready = self.takes_unready;
         (choice != LoadBalancing::default()).then(|| choice.into())
@@ -304,6 +337,10 @@ impl ServiceRecord {
                     IntOrText::Number(number) => port(*number),
                     IntOrText::Text(_) => None,
                 },
+                target_name: match &found.target_port {
+                    IntOrText::Text(name) => texts.text(name),
+                    IntOrText::Number(_) | IntOrText::Absent => Arc::default(),
+                },
                 node_port: port(found.node_port),
             })
         });
@@ -338,6 +375,11 @@ impl ServiceRecord {
                 true => Ok(text.as_str().into()),
                 false => Err(TooLong),
             }),
+            // As with istiod, clients use the addresses of a headless service's pods alone.
+            selector: (settings.service_entries
+                && class == ServiceClass::ClusterIp
+                && !spec.selector.is_empty())
+            .then(|| texts.labels(&spec.selector)),
             labels: texts.labels(&metadata.labels),
             canary_weight: canary_weight(metadata),
             class,
@@ -395,7 +437,11 @@ fn is_visible(list: &str, namespace: &str, viewer: &str) -> bool {
 
 /// Returns true if one of the names in an `exportTo` of an object in `namespace` stands for the namespace `viewer`: `*`, its name, or
 /// `.` if it is the object's own.
-fn names_viewer<'a>(mut names: impl Iterator<Item = &'a str>, namespace: &str, viewer: &str) -> bool {
+pub(super) fn names_viewer<'a>(
+    mut names: impl Iterator<Item = &'a str>,
+    namespace: &str,
+    viewer: &str,
+) -> bool {
     names.any(|one| one == "*" || one == viewer || (one == "." && namespace == viewer))
 }
 
@@ -420,7 +466,11 @@ fn protocol(port: &Port) -> PortProtocol {
         "kubernetes.io/wss" => return PortProtocol::Https,
         _ => {}
     }
-    let named = named_protocol(port);
+    protocol_named(named_protocol(port))
+}
+
+/// Returns the protocol that a name stands for, as istiod derives it.
+pub(super) fn protocol_named(named: &str) -> PortProtocol {
     // gRPC-Web is for browsers: what comes to the service is gRPC.
     let begin = named.get(..GRPC_WEB.len());
     if begin.is_some_and(|begin| begin.eq_ignore_ascii_case(GRPC_WEB)) {
