@@ -22,7 +22,7 @@ use isthmus_aggregator::status::{
     RegistryState, RegistryStatus, Status as AggregatorStatus, VirtualAddressStatus,
 };
 use isthmus_api as api;
-use isthmus_api::text::lasting;
+use isthmus_api::text::{counted, lasting};
 use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_model::drain::PARTS;
 use isthmus_model::name::{HostName, NamePattern};
@@ -33,6 +33,7 @@ use isthmus_net::lookup::Cause;
 use isthmus_net::memory::{Judgement, Level};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::EndpointKey;
+use isthmus_snapshot::change::Ignored;
 use isthmus_snapshot::drains::ActiveDrain;
 use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_snapshot::peer::is_place_of_peer;
@@ -443,9 +444,16 @@ fn of_registry(registry: &RegistryStatus) -> Vec<Problem> {
                 .iter()
                 .map(|why| Problem::new(Code::WaypointIgnored, name, format!("{name}: {}", cut(why)))),
         );
+        all.extend(report.ignored.iter().map(|Ignored { kind, count, first }| {
+            let objects = counted(*count, "object");
+            let text =
+                format!("{name}: {objects} of the kind {kind} without effect, the first one {}", cut(first));
+            Problem::new(Code::ObjectsIgnored, name, text)
+        }));
         if let Some(count) = report.left_out_because(Withheld::Claimed.text()) {
             let text = format!(
-                "{name}: {count} endpoints are not used, because their EndpointSlices do not match their pods"
+                "{name}: {count} endpoints are not used, because their EndpointSlices do not match their pods, or because entries have \
+                 addresses of other namespaces' pods or Services"
             );
             all.push(Problem::new(Code::EndpointClaimed, name, text));
         }

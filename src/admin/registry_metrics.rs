@@ -5,16 +5,20 @@ use isthmus_aggregator::status::{RegistryError, RegistryState, RegistryStatus};
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The names and descriptions of the metrics.
-pub const DESCRIPTIONS: [(&str, &str); 4] = [
+pub const DESCRIPTIONS: [(&str, &str); 5] = [
     ("isthmus_registry_state", "1 for the current state of a registry, 0 for its other states."),
     ("isthmus_registry_items", "Items in use from a registry, by kind."),
     ("isthmus_registry_changes_total", "Changes received from a registry."),
     ("isthmus_registry_errors_total", "Errors of a registry, by kind of error."),
+    (
+        "isthmus_registry_objects_ignored",
+        "Objects of a registry that are read and have no effect, by kind of object; absent if there are none.",
+    ),
 ];
 
 /// Adds the metrics of registries to those of a scrape.
 pub(super) fn expose(registries: &[RegistryStatus], exposition: &mut Exposition) {
-    let [state, items, changes, errors] = DESCRIPTIONS;
+    let [state, items, changes, errors, ignored] = DESCRIPTIONS;
     let mut add = |(name, help), kind, labels: &[(&'static str, &str)], value: u64| {
         exposition.family(name, kind, help).add(labels.iter().copied(), value);
     };
@@ -38,6 +42,9 @@ pub(super) fn expose(registries: &[RegistryStatus], exposition: &mut Exposition)
         for error in RegistryError::ALL {
             let count = registry.errors.get(&error).copied().unwrap_or_default();
             add(errors, Kind::Counter, &[of, ("error", error.text())], count);
+        }
+        for of_kind in registry.report.iter().flat_map(|report| &report.ignored) {
+            add(ignored, Kind::Gauge, &[of, ("kind", of_kind.kind)], of_kind.count as u64);
         }
     }
 }

@@ -234,6 +234,10 @@ fn table() -> Vec<Row> {
             &["drained", "draining", "config_removed", "killed", "drain_active", "endpoint_withdrawn"],
             Silent("an operator has ordered it"),
         ),
+        of(
+            &["objects_ignored"],
+            Silent("objects without effect may be meant for other programs that read them"),
+        ),
         // Faults without a word.
         of(&["The gateway hangs", "The gateway's process is down"], Raises(&["IsthmusDown{}"]))
             .with(&[("up{}", "1x20 0x29"), (r#"isthmus_build_info{version="1"}"#, "1x20 stale")]),

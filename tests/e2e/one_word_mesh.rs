@@ -184,6 +184,21 @@ fn every_fault_of_a_cluster_has_one_word_in_all_places() {
     });
     fake.put(&slice("claimed", 80, &[("10.0.0.16", 16)]));
     recovers();
+    let (entries, _backend) = Rig::fake();
+    entries.change(|world| world.installed.extend(["serviceentries"]));
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::write(folder.path().join("own.kubeconfig"), entries.kubeconfig()).expect("written");
+    let config = "listen: \"127.0.0.1:0\"\nnode: {cluster: own, network: net}\nexports: [{services: [\"*\"]}]\nregistries: \
+                  [{kubernetes: {cluster: own, network: net, kubeconfig: own.kubeconfig, serviceEntries: true}}]\n";
+    let reader = Gateway::start_in(folder, config, &[]);
+    eventually("a registry that is live", || {
+        (reader.json("/api/v1/registries")[0]["state"] == "live").then_some(())
+    });
+    table.problem(&reader, "A ServiceEntry has a host of another namespace", "objects_ignored", || {
+        let spec = json!({"hosts": ["web.pay.svc.cluster.local"], "resolution": "STATIC",
+            "ports": [{"number": 443, "name": "https", "protocol": "HTTPS"}], "endpoints": [{"address": "10.9.0.1"}]});
+        entries.put(&json!({"kind": "ServiceEntry", "metadata": {"namespace": "shop", "name": "taken"}, "spec": spec}));
+    });
     table.problem(gateway, "The API server fails", "registry_stale", || {
         fake.rule(|_| Some(Reply::json(503, &status(503, "ServiceUnavailable", "etcd is away", None))));
         fake.cut();

@@ -117,9 +117,10 @@ codes! {
          answers, nothing changes, because this host may be cut off.",
         "`isthmus get gateways`; the gateway and the path to it; `networks.*.probe`";
     EndpointClaimed = "endpoint_claimed", Warning in "registries",
-        "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints. \
-         These endpoints are not used: otherwise, anyone who may write EndpointSlices could direct a service to any address.",
-        "`left_out` of `isthmus get registries -o yaml`; the EndpointSlices of the services that `isthmus explain` names";
+        "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints, or ServiceEntries \
+         and WorkloadEntries have addresses of other namespaces' pods or Services. These endpoints are not used: otherwise, anyone who \
+         may write such objects could direct a service to them.",
+        "`left_out` of `isthmus get registries -o yaml`; the EndpointSlices and entries of the services that `isthmus explain` names";
     StateNotKept = "state_not_kept", Warning in "registries",
         "The last good copy of a registry, or the times at which services were first exported to peers, cannot be written to \
          `state.dir`, or those of the last run could not be read. After a restart, services of a registry that cannot be read are \
@@ -132,6 +133,10 @@ codes! {
         "A registry has endpoints at addresses that its `allow.addresses` does not permit. Loopback and \
          link-local addresses need a block of their own there. These endpoints are left out.",
         "`isthmus get registries`; `registries[].allow.addresses`";
+    ObjectsIgnored = "objects_ignored", Warning in "registries",
+        "A registry in Kubernetes has objects that it can read and that have no effect: ServiceEntries and WorkloadEntries with \
+         `serviceEntries: false`, or those of a form that is not used. The text has the number of each kind, its first object, and why.",
+        "the object that the text names; `serviceEntries` of the registry; `isthmus_registry_objects_ignored`";
     ServiceConflict = "service_conflict", Warning in "registries",
         "Registries disagree about a service. The earlier registry applies.",
         "`conflicts` of `isthmus status -o json`";
