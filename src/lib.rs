@@ -30,13 +30,13 @@
 //! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | api |
 //! | [`net`] | sockets, pipes, fair shares and limits of connections, the memory budget, own addresses, gRPC channels | wire, tasks, telemetry |
 //! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
-//! | [`upgrade`] | the messages and the socket by which a new process takes over sockets and connections | model |
+//! | [`upgrade`] | the messages and the socket by which a new process takes over sockets, connections and beliefs | model |
 //! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls, upgrade |
 //! | [`ads`] | the xDS transport protocol for all types of resources: connections, streams, budgets, clients | snapshot, tls, proto |
 //! | [`xds`] | endpoints as seen from each client's network | world, ads |
 //! | [`wds`] | workloads, services and policies for ztunnels | world, ads |
 //! | [`dns`] | names, virtual addresses | world, tls |
-//! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto |
+//! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto, upgrade |
 //! | [`istiod`] | registries that are read from an istiod | aggregator, ads |
 //! | `kubernetes` | registries in Kubernetes, and the Gateway API (an optional crate) | aggregator |
 //! | [`peer`] | federation: links, enrolment, and the registry of a peer's services | aggregator, proto |

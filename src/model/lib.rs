@@ -4,7 +4,7 @@
 //!
 //! - `reason`: the closed list of reasons for refusals and ends; `alert`: the TLS alert of a reason. `record`: the record of one connection. `trace`: its trace.
 //! - `name`, `mesh_name`, `authority`, `alpn`: what a client asks for. `identity`: who asks. `limits`: how much.
-//! - `service`, `endpoint`, `place`, `address`, `load_balancing`: the mesh. `ambient`: what only ztunnels need of it. `drain`: orders that empty parts of it. `import`, `link`, `set_hash`: the exchange with peers.
+//! - `service`, `endpoint`, `place`, `address`, `load_balancing`: the mesh. `probe`: how its gateways answer probes. `ambient`: what only ztunnels need of it. `drain`: orders that empty parts of it. `import`, `link`, `set_hash`: the exchange with peers.
 //! - `words`: values that are fixed words in the config. `stored`: values in copies on disk. `time`: times as text. `hex`: bytes as text.
 //! - `testing`: values for tests.
 
@@ -24,6 +24,7 @@ pub mod load_balancing;
 pub mod mesh_name;
 pub mod name;
 pub mod place;
+pub mod probe;
 pub mod reason;
 pub mod record;
 pub mod service;
