@@ -1,6 +1,7 @@
 //! The metrics of the probes of gateways (SPEC §19), computed at each scrape.
 
-use isthmus_aggregator::liveness::{Liveness, State};
+use isthmus_aggregator::liveness::Liveness;
+use isthmus_aggregator::liveness::probed::State;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_telemetry::exposition::{Exposition, Kind};

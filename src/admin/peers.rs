@@ -6,7 +6,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
 use super::{Sources, networks};
-use isthmus_aggregator::liveness::State;
+use isthmus_aggregator::liveness::probed::State;
 use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status as AggregatorStatus};
 use isthmus_api as api;
 use isthmus_api::peer::{Exchanged, PeerDetail};

@@ -17,7 +17,7 @@ use super::peers::{Linked, PeerState};
 use code::Code;
 use endpoints::of_endpoints;
 use history::LOSS_REMEMBERED;
-use isthmus_aggregator::liveness::{Fault, State};
+use isthmus_aggregator::liveness::probed::State;
 use isthmus_aggregator::status::{
     RegistryState, RegistryStatus, Status as AggregatorStatus, VirtualAddressStatus,
 };
@@ -26,6 +26,7 @@ use isthmus_api::text::{counted, lasting};
 use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_model::drain::PARTS;
 use isthmus_model::name::{HostName, NamePattern};
+use isthmus_model::probe::Fault;
 use isthmus_model::service::Withheld;
 use isthmus_model::time::rfc3339_seconds;
 use isthmus_net::channel::cut;
@@ -320,6 +321,7 @@ fn of_gateways(snapshot: &Snapshot, states: &States) -> Vec<Problem> {
                         Fault::Refused => "refuses connections",
                         Fault::Unconnected => "accepts no connection",
                         Fault::Mute => "accepts connections, and answers no hello as it did before",
+                        Fault::Heartbeats => "accepts connections, but its link has lost the heartbeats",
                     };
                     let since = rfc3339(*since);
                     format!(

@@ -8,6 +8,11 @@
 //! A gateway that has never answered this replica is judged only if it refuses connections while another one of its network answers: a
 //! firewall may let its callers through and not us. While no gateway of any other network answers, no further one is judged at all: then
 //! it is more likely that this host is cut off.
+//!
+//! What an earlier process of this gateway knew is recalled when the gateway or the network is first seen. `probed` has the results of
+//! one address.
+
+pub mod probed;
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -22,11 +27,13 @@ use tokio::net::TcpStream;
 use tokio::sync::Notify;
 use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 
+use self::probed::{Outcome, Probed, State, Way};
 use crate::owner::Handle;
 use crate::reported::{Report, Reports};
-use crate::round_trip::{Minimum, Settled};
+use crate::round_trip::Settled;
 use isthmus_model::mesh_name::PROBE_NAME;
 use isthmus_model::place::Network;
+use isthmus_model::probe::{Answer, Fault};
 use isthmus_net::own::OwnAddresses;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::inputs::{MeasuredBy, Probes, RoundTrip, RoundTrips};
@@ -34,170 +41,20 @@ use isthmus_snapshot::networks::NetworkEntry;
 use isthmus_snapshot::peer::{is_network_of, is_place_of_peer};
 use isthmus_snapshot::policy::{Access, GatewayProbes};
 use isthmus_tls::probe::greeting;
+use isthmus_upgrade::belief::{DistanceBelief, FORGET_AFTER, GatewayBelief, Present, SUBJECT_WITHIN};
 use isthmus_world::Reader;
 
 /// The time from one probe of an address to the next, and between two looks at which gateways there are.
 const EVERY: Duration = Duration::from_secs(1);
 /// How long an address may take to accept the connection, and to answer the hello.
 const WITHIN: Duration = Duration::from_secs(1);
-/// The number of failed probes in a row after which an address is taken out.
-const FAILED: u32 = 2;
-/// The number of good probes in a row after which an address that was taken out is used again. It doubles with each further outage
-/// within [`OUTAGES_WITHIN`], up to [`GOOD_MAX`], so that a gateway that flaps disturbs fewer and fewer calls.
-const GOOD: u32 = 3;
-const GOOD_MAX: u32 = 300;
-const OUTAGES_WITHIN: Duration = Duration::from_secs(3_600);
-/// The number of outages that are remembered, from which on [`GOOD_MAX`] is needed.
-const OUTAGES_MAX: usize = 8;
-/// The time after which a gateway that has said that it stops, and answers all the same, is judged by its probes again.
-const STOPS_WITHIN: Duration = Duration::from_secs(60);
+/// The time from the first probe of an address to the second, if the first leaves it in doubt: the first answer to clients after a
+/// start waits for both.
+const AGAIN: Duration = Duration::from_millis(250);
 /// The largest number of addresses that are probed; the others count as answering.
 const PROBED_MAX: usize = 1_024;
 /// The shortest time between two changes of round-trip times, so that steering alone seldom pushes a service.
 const ROUND_TRIPS_EVERY: Duration = Duration::from_secs(10);
-
-/// The result of the probes of an address and port of a gateway. The state of a gateway is the largest of its addresses'.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum State {
-    /// It has never answered this replica, so it is used as if it did.
-    NeverAnswered {
-        /// The time of the first probe; `None` if none is over.
-        since: Option<SystemTime>,
-    },
-    /// It answers. `took` is the time of the last connect.
-    Answers {
-        /// The time of the last connect.
-        took: Duration,
-    },
-    /// Its process has said that it stops, so it is taken out.
-    Stopping {
-        /// The time at which it has said so.
-        since: SystemTime,
-    },
-    /// It has ceased to answer.
-    Unreachable {
-        /// The time of the first probe that failed.
-        since: SystemTime,
-        /// True if it is taken out. It is not if no gateway of any other network answers.
-        is_out: bool,
-        /// The fault of the last probe that failed.
-        fault: Fault,
-    },
-}
-
-/// The fault of a probe that failed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub enum Fault {
-    /// The connection was refused.
-    Refused,
-    /// There was no connection within a second.
-    Unconnected,
-    /// The connection was accepted, and the hello not answered as before.
-    Mute,
-}
-
-/// The answer to the hello of a probe, the worst first.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord)]
-enum Answer {
-    #[default]
-    None,
-    /// The connection was closed or reset, as Istio's gateways do with names that they do not have.
-    Closed,
-    /// There were bytes: an alert, or the begin of a handshake.
-    Bytes,
-}
-
-/// The outcome of a probe.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Outcome {
-    /// The address accepted the connection after this time. The answer is that to the hello, if one was sent.
-    Connected(Duration, Option<Answer>),
-    Failed(Fault),
-}
-
-impl State {
-    /// Returns the state as the API shows it.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::NeverAnswered { .. } => "never_answered",
-            Self::Answers { .. } => "answers",
-            Self::Stopping { .. } => "stopping",
-            Self::Unreachable { .. } => "unreachable",
-        }
-    }
-}
-
-/// The results of the probes of one address.
-#[derive(Debug, Default)]
-struct Probed {
-    way: Way,
-    /// True if the next probe sends a hello.
-    greets_next: bool,
-    /// The best answer to a hello so far; a later one must be as good.
-    best: Answer,
-    /// The number of good probes in a row.
-    good: u32,
-    /// The number of failed probes in a row, the time of the first one, and the fault of the last.
-    failed: u32,
-    failing_since: Option<SystemTime>,
-    fault: Option<Fault>,
-    /// The times at which the address was taken out, within [`OUTAGES_WITHIN`].
-    outages: Vec<Instant>,
-    /// The time of the last connect; `None` if none has succeeded.
-    took: Option<Duration>,
-    minimum: Minimum,
-    is_out: bool,
-    /// The time at which the gateway has said that it stops; `None` again after the first failed probe.
-    stopping_since: Option<SystemTime>,
-}
-
-/// How an address is probed, and why.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-struct Way {
-    networks: BTreeSet<Network>,
-    /// True if probes may send a hello.
-    greets: bool,
-}
-
-impl Probed {
-    /// Returns true if the next probe sends a hello: every other one, and each one while the address is in doubt.
-    fn greets(&self) -> bool {
-        self.way.greets && (self.greets_next || self.failed > 0 || self.is_out)
-    }
-
-    /// Returns the number of good probes in a row that end the present outage.
-    fn good_needed(&self) -> u32 {
-        let earlier = self.outages.len().saturating_sub(1);
-        (GOOD << earlier).min(GOOD_MAX)
-    }
-
-    fn take_out(&mut self, at: Instant) {
-        if !std::mem::replace(&mut self.is_out, true) {
-            self.outages.retain(|outage| at.duration_since(*outage) < OUTAGES_WITHIN);
-            self.outages.truncate(OUTAGES_MAX - 1);
-            self.outages.push(at);
-        }
-    }
-
-    /// Returns true if the last probe has succeeded.
-    fn answers(&self) -> bool {
-        self.took.is_some() && self.failed == 0
-    }
-
-    fn state(&self) -> State {
-        if let Some(since) = self.stopping_since {
-            return State::Stopping { since };
-        }
-        let fault = self.fault.unwrap_or(Fault::Unconnected);
-        match (self.took, self.failing_since) {
-            (_, Some(since)) if self.is_out || self.took.is_some() && self.failed >= FAILED => {
-                State::Unreachable { since, is_out: self.is_out, fault }
-            }
-            (None, since) => State::NeverAnswered { since },
-            (Some(took), _) => State::Answers { took },
-        }
-    }
-}
 
 /// The results of all probes.
 #[derive(Debug, Default)]
@@ -213,6 +70,18 @@ struct Results {
     /// The round-trip times that the aggregator has, and since when.
     sent: BTreeMap<Network, RoundTrips>,
     sent_at: Option<Instant>,
+    recalled: Recalled,
+    /// The generation of the snapshot whose gateways are probed.
+    generation: u64,
+}
+
+/// The beliefs of an earlier process about gateways and networks that were not seen yet.
+#[derive(Debug, Default)]
+struct Recalled {
+    gateways: BTreeMap<SocketAddr, Probed>,
+    networks: BTreeMap<Network, Settled>,
+    /// The time after which the others are forgotten.
+    until: Option<Instant>,
 }
 
 /// The ages of the distances that are measured.
@@ -240,11 +109,12 @@ impl Results {
         let mut before = std::mem::take(&mut self.probed);
         let mut new = Vec::new();
         for (address, way) in known {
-            let probed = before.remove(&address).unwrap_or_else(|| {
+            let mut probed = before.remove(&address).unwrap_or_else(|| {
                 new.push(address);
-                Probed { greets_next: true, ..Probed::default() }
+                self.recalled.gateways.remove(&address).unwrap_or_else(Probed::unknown)
             });
-            self.probed.insert(address, Probed { way, ..probed });
+            probed.way = way;
+            self.probed.insert(address, probed);
         }
         self.answering = Default::default();
         for (address, probed) in &self.probed {
@@ -258,10 +128,71 @@ impl Results {
             .flat_map(|probed| &probed.way.networks)
             .filter(|network| *network != own)
             .collect();
-        let mut settled = std::mem::take(&mut self.settled);
-        let kept = |network: &Network| (network.clone(), settled.remove(network).unwrap_or_default());
+        let (mut settled, recalled) = (std::mem::take(&mut self.settled), &mut self.recalled.networks);
+        let kept = |network: &Network| {
+            let known = settled.remove(network).or_else(|| recalled.remove(network));
+            (network.clone(), known.unwrap_or_default())
+        };
         self.settled = networks.into_iter().map(kept).collect();
         new
+    }
+
+    /// Takes what an earlier process knew, for the gateways and networks that are seen from now on.
+    fn recall(&mut self, gateways: Vec<GatewayBelief>, distances: Vec<DistanceBelief>, present: Present) {
+        let gateways = gateways.into_iter().filter_map(|belief| {
+            let address = belief.address;
+            Some((address, Probed::recalled(belief, present)?))
+        });
+        self.recalled.gateways = gateways.collect();
+        for belief in distances {
+            if belief.reported.is_some() {
+                self.reports.recall(belief, present);
+                continue;
+            }
+            let DistanceBelief { to, from, reported: _, used, known, differs_since } = belief;
+            if Network::new(&from) == self.own && present.age(known) < FORGET_AFTER {
+                let differs_since = differs_since.and_then(|since| present.instant_of(since));
+                self.recalled.networks.insert(Network::new(&to), Settled { used, differs_since });
+            }
+        }
+        self.recalled.until = Some(present.instant + SUBJECT_WITHIN);
+    }
+
+    /// Forgets what an earlier process knew of gateways and networks that were not seen until now.
+    fn forget(&mut self, now: Instant) {
+        if self.recalled.until.is_some_and(|until| now >= until) {
+            self.recalled = Recalled::default();
+        }
+    }
+
+    /// Returns what another process of this gateway needs to know.
+    fn beliefs(&self, present: Present) -> (Vec<GatewayBelief>, Vec<DistanceBelief>) {
+        // The sets are made of the addresses, what was sent is made of the distances, and what was recalled belongs to the world that
+        // is not read yet.
+        let Self {
+            own,
+            probed,
+            answering: _,
+            settled,
+            reports,
+            sent: _,
+            sent_at: _,
+            recalled,
+            generation: _,
+        } = self;
+        let Recalled { gateways, networks, until: _ } = recalled;
+        let gateways = probed.iter().chain(gateways);
+        let gateways = gateways.filter_map(|(address, probed)| probed.belief(*address, present));
+        let networks = settled.iter().chain(networks).filter(|(_, settled)| settled.used.is_some());
+        let measured = networks.map(|(to, Settled { used, differs_since })| DistanceBelief {
+            to: to.to_string(),
+            from: own.to_string(),
+            reported: None,
+            used: *used,
+            known: present.moment,
+            differs_since: differs_since.map(|since| present.moment_of(since)),
+        });
+        (gateways.collect(), measured.chain(reports.beliefs(present)).collect())
     }
 
     /// Returns the smallest time of a connect to a gateway of each network in the last minute.
@@ -320,89 +251,106 @@ impl Results {
         all
     }
 
-    /// Records the outcome of a probe. Returns true if the address was taken out or is used again; `None` if it is no gateway's any more.
+    /// Records the outcome of a probe. Returns true if an address was taken out or is used again; `None` if it is no gateway's any more.
     fn note(
         &mut self,
         address: SocketAddr,
         outcome: Outcome,
         (now, at): (SystemTime, Instant),
     ) -> Option<bool> {
-        let probed = self.probed.get(&address)?;
-        let is_sibling = |other: &Probed| !other.way.networks.is_disjoint(&probed.way.networks);
-        // An address that has never answered does not answer now, so it is none of these.
-        let sibling_answers = outcome == Outcome::Failed(Fault::Refused)
-            && probed.took.is_none()
-            && self.probed.values().any(|other| other.answers() && is_sibling(other));
         let probed = self.probed.get_mut(&address)?;
+        let (was_out, answered) = (probed.is_out(), probed.answers());
+        probed.note(outcome, (now, at));
+        let mut changed = self.judge(address, at);
+        let probed = self.probed.get(&address)?;
+        let (is_out, answers) = (probed.is_out(), probed.answers());
         let answering = &mut self.answering[usize::from(probed.way.networks.contains(&self.own))];
-        let another_answers = answering.iter().any(|other| *other != address);
-        let was_out = probed.is_out;
-        probed.greets_next = !probed.greets_next;
-        let result = match outcome {
-            Outcome::Connected(_, Some(answer)) if answer < probed.best => Err(Fault::Mute),
-            Outcome::Connected(took, answer) => {
-                probed.best = probed.best.max(answer.unwrap_or_default());
-                Ok(took)
-            }
-            Outcome::Failed(fault) => Err(fault),
-        };
-        if let Outcome::Connected(took, _) = outcome {
-            probed.took = Some(took);
-        }
-        let is_stopping = probed
-            .stopping_since
-            .is_some_and(|since| now.duration_since(since).is_ok_and(|elapsed| elapsed < STOPS_WITHIN));
-        match result {
-            Ok(_) if is_stopping => (probed.failed, probed.failing_since) = (0, None),
-            Ok(took) => {
-                probed.stopping_since = None;
-                probed.minimum.add(took, at);
-                probed.minimum.expire(at);
-                probed.good = probed.good.saturating_add(1);
-                probed.failed = 0;
-                probed.is_out &= probed.good < probed.good_needed();
-                if !probed.is_out {
-                    probed.failing_since = None;
-                }
-            }
-            Err(fault) => {
-                probed.fault = Some(fault);
-                probed.stopping_since = None;
-                probed.good = 0;
-                probed.failed = probed.failed.saturating_add(1);
-                probed.failing_since = probed.failing_since.or(Some(now));
-                let is_judged = probed.took.is_some() || sibling_answers;
-                if is_judged && probed.failed >= FAILED && another_answers {
-                    probed.take_out(at);
-                }
-            }
-        }
-        match probed.answers() {
+        match answers {
             true => answering.insert(address),
             false => answering.remove(&address),
         };
-        Some(probed.is_out != was_out)
+        if answers && !answered {
+            // Those that refuse connections have waited for one that answers.
+            let refusing = self.probed.iter().filter(|(_, other)| other.is_unknown_and_refuses());
+            let refusing: Vec<SocketAddr> = refusing.map(|(other, _)| *other).collect();
+            changed |= refusing.into_iter().fold(false, |changed, other| self.judge(other, at) | changed);
+        }
+        Some(changed || is_out != was_out)
+    }
+
+    /// Takes an address out that has failed often enough, if others answer. Returns true if it does.
+    fn judge(&mut self, address: SocketAddr, at: Instant) -> bool {
+        let Some(probed) = self.probed.get(&address) else { return false };
+        let is_sibling = |other: &Probed| !other.way.networks.is_disjoint(&probed.way.networks);
+        // An address that has never answered does not answer now, so it is none of these.
+        let is_dead =
+            probed.is_dead(|| self.probed.values().any(|other| other.answers() && is_sibling(other)));
+        let is_dead = is_dead && self.another_answers(address, probed);
+        if is_dead && let Some(probed) = self.probed.get_mut(&address) {
+            probed.take_out(at);
+        }
+        is_dead
+    }
+
+    /// Returns true if another gateway answers: of the own network for one of it, else of any other network.
+    fn another_answers(&self, address: SocketAddr, probed: &Probed) -> bool {
+        let answering = &self.answering[usize::from(probed.way.networks.contains(&self.own))];
+        answering.iter().any(|other| *other != address)
     }
 
     /// Records whether the process of a peer's gateways at these addresses stops. Addresses of others are ignored. Returns true
     /// if anything has changed.
     fn note_stop(&mut self, peer: &str, gateways: &[SocketAddr], since: Option<SystemTime>) -> bool {
         let mut changed = false;
-        for address in gateways {
-            let Some(probed) = self.probed.get_mut(address) else { continue };
-            let is_of_peer = probed.way.networks.iter().all(|network| is_network_of(network, peer));
-            if is_of_peer && probed.stopping_since.is_some() != since.is_some() {
-                probed.stopping_since = since;
-                probed.good = 0;
-                probed.is_out = since.is_some();
+        for address in self.of_peer(peer, gateways) {
+            changed |= self.probed.get_mut(&address).is_some_and(|probed| probed.note_stop(since));
+        }
+        changed
+    }
+
+    /// Records that the link with the process of a peer's gateways at these addresses has lost its heartbeats at `since`, or has them
+    /// again. Returns true if anything has changed.
+    fn note_heartbeats(
+        &mut self,
+        peer: &str,
+        gateways: &[SocketAddr],
+        lost: Option<(SystemTime, Instant)>,
+    ) -> bool {
+        let mut changed = false;
+        for address in self.of_peer(peer, gateways) {
+            let Some(probed) = self.probed.get_mut(&address) else { continue };
+            let Some((since, at)) = lost else {
+                changed |= probed.note_heartbeat();
+                continue;
+            };
+            if !probed.note_silence(since) {
+                continue;
+            }
+            let answering = &mut self.answering[usize::from(probed.way.networks.contains(&self.own))];
+            answering.remove(&address);
+            if !answering.is_empty() {
+                probed.take_out(at);
                 changed = true;
             }
         }
         changed
     }
 
+    /// Returns those of these addresses that are probed as gateways of the peer alone.
+    fn of_peer(&self, peer: &str, gateways: &[SocketAddr]) -> Vec<SocketAddr> {
+        let is_of_peer =
+            |probed: &Probed| probed.way.networks.iter().all(|network| is_network_of(network, peer));
+        let known = gateways.iter().filter(|address| self.probed.get(address).is_some_and(is_of_peer));
+        known.copied().collect()
+    }
+
+    /// Returns true if no next probe can take out a gateway of the snapshot of this generation.
+    fn are_judged(&self, generation: u64) -> bool {
+        self.generation >= generation && self.probed.values().all(Probed::is_judged)
+    }
+
     fn unreachable(&self) -> BTreeSet<SocketAddr> {
-        let out = self.probed.iter().filter(|(_, probed)| probed.is_out);
+        let out = self.probed.iter().filter(|(_, probed)| probed.is_out());
         out.map(|(address, _)| *address).collect()
     }
 
@@ -420,6 +368,10 @@ struct Shared {
     results: Mutex<Results>,
     /// Wakes the task that tells the aggregator, when a gateway has said that it stops or not.
     changed: Notify,
+    /// Has the task look at once which gateways there are.
+    look: Notify,
+    /// Wakes the task that waits for the first verdicts.
+    noted: Notify,
 }
 
 impl Liveness {
@@ -431,6 +383,39 @@ impl Liveness {
     pub fn note_stop(&self, peer: &str, gateways: &[SocketAddr], stops: bool) {
         if self.results().note_stop(peer, gateways, stops.then(SystemTime::now)) {
             self.0.changed.notify_one();
+        }
+    }
+
+    /// Records that the link with the process of a peer's gateways at these addresses has lost its heartbeats, or has them again.
+    pub fn note_heartbeats(&self, peer: &str, gateways: &[SocketAddr], are_lost: bool) {
+        let lost = are_lost.then(|| (SystemTime::now(), Instant::now()));
+        if self.results().note_heartbeats(peer, gateways, lost) {
+            self.0.changed.notify_one();
+        }
+    }
+
+    /// Takes what an earlier process of this gateway knew; `own` is the network of the gateway. Must be called before [`Self::run`].
+    pub fn recall(&self, own: &Network, gateways: Vec<GatewayBelief>, distances: Vec<DistanceBelief>) {
+        let mut results = self.results();
+        results.own = own.clone();
+        results.recall(gateways, distances, Present::now());
+    }
+
+    /// Returns what another process of this gateway needs to know.
+    pub fn beliefs(&self, present: Present) -> (Vec<GatewayBelief>, Vec<DistanceBelief>) {
+        self.results().beliefs(present)
+    }
+
+    /// Waits until each gateway of the newest snapshot is judged: it answers, or a second probe has failed.
+    pub async fn are_judged(&self, reader: &Reader) {
+        let generation = reader.latest().generation;
+        self.0.look.notify_one();
+        loop {
+            let noted = self.0.noted.notified();
+            if self.results().are_judged(generation) {
+                return;
+            }
+            noted.await;
         }
     }
 
@@ -501,29 +486,51 @@ impl Liveness {
         look.set_missed_tick_behavior(MissedTickBehavior::Delay);
         let mut probes = FuturesUnordered::new();
         loop {
+            let looks = async {
+                tokio::select! {
+                    _ = look.tick() => {}
+                    () = self.0.look.notified() => {}
+                }
+            };
             tokio::select! {
-                _ = look.tick() => {
+                () = looks => {
                     let snapshot = reader.latest();
                     let mut known = known(&snapshot);
                     known.retain(|address, _| !is_own(*address));
-                    let new = self.results().replace(&snapshot.policy.node.network, known);
-                    probes.extend(new.into_iter().map(|address| self.probe(address, offset(address), &visit)));
-                    self.results().settle(Instant::now());
+                    let mut results = self.results();
+                    let new = results.replace(&snapshot.policy.node.network, known);
+                    results.generation = snapshot.generation;
+                    results.settle(Instant::now());
+                    results.forget(Instant::now());
+                    drop(results);
+                    // The first probes are spread over less time, as clients wait for them.
+                    let first = |address| self.probe(address, offset(address) / 4, &visit);
+                    probes.extend(new.into_iter().map(first));
                 }
                 () = self.0.changed.notified() => {}
                 Some((address, begun, outcome)) = probes.next() => {
                     let noted = self.results().note(address, outcome, (SystemTime::now(), Instant::now()));
                     if noted.is_some() {
-                        probes.push(self.probe(address, EVERY.saturating_sub(begun.elapsed()), &visit));
+                        let pause = self.pause(address).saturating_sub(begun.elapsed());
+                        probes.push(self.probe(address, pause, &visit));
                     }
                     if noted != Some(true) {
+                        self.0.noted.notify_one();
                         continue;
                     }
                 }
             }
             let results = self.results().probes();
             publish(results);
+            // Who waits for the verdicts reads them from what was published.
+            self.0.noted.notify_one();
         }
+    }
+
+    /// Returns the time from the begin of the last probe of an address to the next one.
+    fn pause(&self, address: SocketAddr) -> Duration {
+        let waits = self.results().probed.get(&address).is_some_and(|probed| !probed.is_judged());
+        if waits { AGAIN } else { EVERY }
     }
 
     /// Probes the address after a while; returns the time of the begin too.

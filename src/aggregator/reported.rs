@@ -12,6 +12,7 @@ use tokio::time::Instant;
 use crate::round_trip::{Settled, WINDOW};
 use isthmus_model::place::Network;
 use isthmus_snapshot::peer::is_network_of;
+use isthmus_upgrade::belief::{DistanceBelief, Present};
 
 /// The largest number of pairs of networks of one peer whose round-trip times are kept; the others count as unknown.
 pub const PAIRS_MAX: usize = 256;
@@ -92,6 +93,31 @@ impl Reports {
     /// Returns the times that steering uses: the network of the peer, ours, and the time between them.
     pub(super) fn used(&self) -> impl Iterator<Item = (&Network, &Network, Duration)> {
         self.pairs.iter().filter_map(|((to, from), pair)| Some((to, from, pair.settled.used?)))
+    }
+
+    /// Returns what another process of this gateway needs to know.
+    pub(super) fn beliefs(&self, present: Present) -> impl Iterator<Item = DistanceBelief> {
+        self.pairs.iter().map(move |((to, from), pair)| {
+            let Pair { smallest, at, settled: Settled { used, differs_since } } = pair;
+            DistanceBelief {
+                to: to.to_string(),
+                from: from.to_string(),
+                reported: Some((present.moment_of(*at), *smallest)),
+                used: *used,
+                known: present.moment_of(*at),
+                differs_since: differs_since.map(|since| present.moment_of(since)),
+            }
+        })
+    }
+
+    /// Takes a report that an earlier process of this gateway had.
+    pub(super) fn recall(&mut self, belief: DistanceBelief, present: Present) {
+        let DistanceBelief { to, from, reported, used, known: _, differs_since } = belief;
+        let Some((at, smallest)) = reported.filter(|(at, _)| present.age(*at) < EXPIRES) else { return };
+        let Some(at) = present.instant_of(at) else { return };
+        let differs_since = differs_since.and_then(|since| present.instant_of(since));
+        let pair = Pair { smallest, at, settled: Settled { used, differs_since } };
+        self.pairs.insert((Network::new(&to), Network::new(&from)), pair);
     }
 
     /// Returns the age of the report about each pair: the network of the peer, and ours.

@@ -35,8 +35,13 @@ impl Minimum {
 
     /// Returns the minimum; `None` if nothing was measured in the last minute.
     pub(super) fn get(&self, now: Instant) -> Option<Duration> {
+        self.smallest(now).map(|(_, took)| took)
+    }
+
+    /// Returns the minimum, and when it was measured; `None` if nothing was measured in the last minute.
+    pub(super) fn smallest(&self, now: Instant) -> Option<(Instant, Duration)> {
         let is_recent = |(at, _): &&(Instant, Duration)| now.duration_since(*at) < WINDOW;
-        self.candidates.iter().find(is_recent).map(|(_, took)| *took)
+        self.candidates.iter().find(is_recent).copied()
     }
 
     /// Returns the time of the last connect.
@@ -59,7 +64,7 @@ pub(super) struct Settled {
     /// The time in use; `None` if none was measured yet.
     pub(super) used: Option<Duration>,
     /// The time since which the measurements have differed from `used`; `None` while they do not.
-    differs_since: Option<Instant>,
+    pub(super) differs_since: Option<Instant>,
 }
 
 impl Settled {

@@ -350,3 +350,165 @@ fn an_address_that_is_no_gateway_any_more_is_forgotten() {
     assert_eq!(results.replace(&Network::new("east"), BTreeMap::new()), []);
     assert_eq!(results.note(at(2), BAD_PROBE, (SystemTime::UNIX_EPOCH, Instant::now())), None);
 }
+
+#[test]
+fn a_gateway_that_flaps_for_hours_is_not_forgiven_while_it_flaps() {
+    let (mut results, start) = (results(), Instant::now());
+    note(&mut results, &[1, 2, 4], &[]);
+    let mut outage = |second: u64| {
+        let mut probe = |outcome| {
+            results.note(at(2), outcome, (SystemTime::UNIX_EPOCH, start + Duration::from_secs(second)))
+        };
+        (probe(BAD_PROBE), probe(BAD_PROBE));
+        (1..).find(|_| probe(GOOD_PROBE) == Some(true)).unwrap_or_default()
+    };
+    let needed: Vec<u32> = (0..60).map(|number| outage(180 * number)).collect();
+    assert_eq!(needed[..8], [3, 6, 12, 24, 48, 96, 192, 300]);
+    assert!(needed[8..].iter().all(|needed| *needed == 300), "{needed:?}");
+}
+
+/// Hands what these results know to new ones, of a process that begins `after` some time.
+fn handed_over(results: &Results, after: Duration) -> (Results, Present) {
+    let now = Present::now();
+    let (gateways, distances) = results.beliefs(now);
+    let later =
+        Present { instant: now.instant + after, moment: (SystemTime::from(now.moment) + after).into() };
+    let mut next = Results { own: results.own.clone(), ..Results::default() };
+    next.recall(gateways, distances, later);
+    let known = results.probed.iter().map(|(address, probed)| (*address, probed.way.clone()));
+    next.replace(&results.own, known.collect());
+    (next, later)
+}
+
+#[test]
+fn another_process_goes_on_with_the_verdicts_on_gateways() {
+    let mut results = results();
+    let (since, now) = (SystemTime::UNIX_EPOCH + Duration::from_secs(7), Instant::now());
+    note(&mut results, &[1, 2, 3, 4], &[]);
+    let failing = |results: &mut Results, at: SocketAddr| {
+        let fails = [(); 2].map(|()| results.note(at, BAD_PROBE, (since, now)));
+        assert_eq!(fails, [Some(false), Some(true)]);
+    };
+    failing(&mut results, at(2));
+    note(&mut results, &[2, 2, 2], &[]);
+    failing(&mut results, at(2));
+    let (mut next, _) = handed_over(&results, Duration::from_secs(5));
+    assert_eq!(out(&next), [at(2)], "it was out");
+    assert_eq!(
+        next.probed[&at(2)].state(),
+        State::Unreachable { since, is_out: true, fault: Fault::Unconnected }
+    );
+    assert_eq!(next.probed[&at(3)].state(), State::Answers { took: MS }, "it has answered once");
+    failing(&mut next, at(3));
+    note(&mut next, &[2; 5], &[]);
+    assert_eq!(out(&next), [at(2), at(3)], "the earlier outage counts");
+    note(&mut next, &[2], &[]);
+    assert_eq!(out(&next), [at(3)]);
+    let (next, _) = handed_over(&results, FORGET_AFTER);
+    assert_eq!((out(&next), next.probed[&at(3)].state()), (vec![], State::NeverAnswered { since: None }));
+}
+
+#[test]
+fn a_gateway_of_an_earlier_process_must_answer_hellos_as_well_as_there() {
+    let mut results = results();
+    note(&mut results, &[1, 4], &[]);
+    assert!(!greet(&mut results, 2, &[Answer::Bytes]));
+    let (mut next, _) = handed_over(&results, Duration::from_secs(1));
+    assert!(greet(&mut next, 2, &[Answer::None; 2]), "it hangs");
+}
+
+#[test]
+fn another_process_steers_by_the_distances_that_were_measured() {
+    let (mut results, start) = (results(), Instant::now());
+    for second in [0, 5] {
+        let now = start + Duration::from_secs(second);
+        results.note(at(2), Outcome::Connected(30 * MS, None), (SystemTime::UNIX_EPOCH, now));
+        let report = Report { to: Network::new("peer/x/n"), from: Network::new("east"), round_trip: 40 * MS };
+        results.reports.note("x", &[report], now);
+        results.settle(now);
+    }
+    let known = results.probes().round_trips;
+    assert_eq!(known.len(), 3, "{known:?}");
+    let (mut next, later) = handed_over(&results, Duration::from_secs(30));
+    next.settle(later.instant);
+    assert_eq!(next.probes().round_trips, known);
+    let (mut next, later) = handed_over(&results, Duration::from_secs(15 * 60 + 5));
+    next.settle(later.instant);
+    assert_eq!(next.probes().round_trips.len(), 2, "the report of the peer is too old");
+    let (gateways, distances) = results.beliefs(Present::now());
+    let mut elsewhere = Results { own: Network::new("north"), ..Results::default() };
+    elsewhere.recall(gateways, distances, Present::now());
+    assert!(elsewhere.recalled.networks.is_empty(), "they were measured from another network");
+}
+
+#[test]
+fn what_was_known_of_a_gateway_that_is_not_there_is_handed_on_and_forgotten_after_ten_minutes() {
+    let mut results = results();
+    note(&mut results, &[1, 2, 3, 4], &[]);
+    let present = Present::now();
+    let (gateways, distances) = results.beliefs(present);
+    let mut next = Results { own: results.own.clone(), ..Results::default() };
+    next.recall(gateways.clone(), distances, present);
+    next.replace(&results.own, BTreeMap::new());
+    assert_eq!(next.beliefs(present).0, gateways, "its registry may not be read yet");
+    next.forget(present.instant + SUBJECT_WITHIN);
+    assert_eq!(next.beliefs(present).0, []);
+}
+
+#[test]
+fn a_gateway_whose_link_has_lost_its_heartbeats_is_out_until_it_has_them_or_answers_a_hello() {
+    let mut results = Results::default();
+    let [x, y, own] = ["peer/x/n", "peer/xy/n", "east"].map(Network::new);
+    let known = [(1, &own), (2, &x), (3, &y)];
+    let known = known.map(|(number, network)| (at(number), way(&[network.as_str()])));
+    results.replace(&own, known.into());
+    note(&mut results, &[1, 2, 3], &[]);
+    let lost = Some((SystemTime::UNIX_EPOCH, Instant::now()));
+    assert!(
+        !results.note_heartbeats("x", &[at(1), at(3), at(9)], lost),
+        "a peer's link tells of its own gateways"
+    );
+    assert!(results.note_heartbeats("x", &[at(2)], lost));
+    let since = SystemTime::UNIX_EPOCH;
+    let silent = State::Unreachable { since, is_out: true, fault: Fault::Heartbeats };
+    note(&mut results, &[2; 9], &[]);
+    assert_eq!((out(&results), results.probed[&at(2)].state()), (vec![at(2)], silent), "its kernel accepts");
+    assert!(results.note_heartbeats("x", &[at(2)], None));
+    assert_eq!(out(&results), []);
+    results.note_heartbeats("x", &[at(2)], lost);
+    assert!(!greet(&mut results, 2, &[Answer::Bytes; 6]), "the second outage of this hour");
+    assert!(!results.note_heartbeats("x", &[at(2)], lost), "it answers hellos");
+    assert_eq!(out(&results), []);
+}
+
+/// The first verdicts need two probes of what may be dead, a quarter of a second apart, and one of the others.
+#[tokio::test(start_paused = true)]
+async fn the_first_verdicts_take_two_probes_of_a_gateway_that_refuses() {
+    let networks = [("west", ["192.0.2.2", "192.0.2.3"]), ("south", ["192.0.2.4", "192.0.2.5"])];
+    let networks = networks.map(|(name, hosts)| network(name, hosts.map(|host| gateway(host, 1)).into()));
+    let (_publisher, reader) = Publisher::new(Mesh::new(networks.into(), Vec::new()).snapshot());
+    // One refuses; one is behind a firewall; the others answer, the sibling of the first after a while.
+    let visit = |address: SocketAddr, _| async move {
+        match address {
+            refuses if refuses == at(2) => Outcome::Failed(Fault::Refused),
+            dropped if dropped == at(5) => {
+                sleep(WITHIN).await;
+                Outcome::Failed(Fault::Unconnected)
+            }
+            _ => {
+                sleep(Duration::from_millis(700)).await;
+                GOOD_PROBE
+            }
+        }
+    };
+    let published = RefCell::new(BTreeSet::new());
+    let publish = |probes: Probes| *published.borrow_mut() = probes.unreachable;
+    let (liveness, begun) = (Liveness::default(), Instant::now());
+    tokio::select! {
+        () = liveness.clone().probe_all(reader.clone(), visit, |_| false, publish) => {}
+        () = liveness.are_judged(&reader) => {}
+    }
+    assert_eq!(published.into_inner(), [at(2)].into(), "it is out before the first answer to a client");
+    let took = begun.elapsed();
+    assert!((Duration::from_secs(1)..Duration::from_millis(1_250)).contains(&took), "{took:?}");
+}
