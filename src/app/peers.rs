@@ -50,6 +50,10 @@ impl Importer for InboxImporter {
         self.liveness.note_stop(peer, gateways, stops);
     }
 
+    fn heartbeats(&self, peer: &Arc<str>, gateways: &[SocketAddr], are_lost: bool) {
+        self.liveness.note_heartbeats(peer, gateways, are_lost);
+    }
+
     fn measured(&self, peer: &Arc<str>, reports: &[Report]) {
         self.liveness.note_reports(peer, reports);
     }

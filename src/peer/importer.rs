@@ -37,6 +37,9 @@ pub trait Importer: Send + Sync {
     fn down(&self, peer: &Arc<str>, link: &LinkKey, why: &str, forget: bool);
     /// Notifies the importer that the process of the peer's gateways at these addresses stops, or that it takes calls.
     fn stops(&self, peer: &Arc<str>, gateways: &[SocketAddr], stops: bool);
+    /// Notifies the importer that the link with the process of the peer's gateways at these addresses has lost its heartbeats, or has
+    /// them again.
+    fn heartbeats(&self, peer: &Arc<str>, gateways: &[SocketAddr], are_lost: bool);
     /// Delivers the round-trip times that the peer has measured.
     fn measured(&self, peer: &Arc<str>, reports: &[Report]);
     /// Returns a counter that changes when the task that keeps the peer's services was restarted and needs a full listing.

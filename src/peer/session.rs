@@ -397,6 +397,9 @@ impl Session {
         if missed >= MISSED.1 {
             return Err(Ended::Lost(format!("{missed} heartbeats were not answered")));
         }
+        if missed >= MISSED.0 {
+            self.importer.heartbeats(&self.peer.name, &exchange.gateways, true);
+        }
         let problem = (missed >= MISSED.0).then(|| format!("{missed} heartbeats were not answered"));
         let state = if problem.is_some() { LinkState::Suspect } else { LinkState::Live };
         self.note(|link| (link.state, link.problem) = (state, problem));
@@ -430,6 +433,7 @@ impl Session {
         exchange.gateways =
             announced.own.iter().filter_map(|text| text.parse().ok()).take(DIAL_MAX).collect();
         self.importer.stops(&self.peer.name, &exchange.gateways, false);
+        self.importer.heartbeats(&self.peer.name, &exchange.gateways, false);
         let parsed = announced.addresses.iter().filter_map(|text| GatewayAddress::parse(text).ok());
         let addresses: Vec<GatewayAddress> = parsed.take(DIAL_MAX).collect();
         self.announced.send_if_modified(|known| {
@@ -450,6 +454,7 @@ impl Session {
                 if heartbeat.number == exchange.beat {
                     let round_trip = exchange.beat_at.elapsed();
                     self.note(|link| (link.round_trip, link.state) = (Some(round_trip), LinkState::Live));
+                    self.importer.heartbeats(&self.peer.name, &exchange.gateways, false);
                 }
                 exchange.answered = exchange.answered.max(heartbeat.number.min(exchange.beat));
                 Ok(())
@@ -717,6 +722,8 @@ fn certificates(roots: &proto::Roots) -> Vec<CertificateDer<'static>> {
 mod tests {
     use std::pin::Pin;
 
+    use std::sync::atomic::{AtomicBool, Ordering};
+
     use super::*;
     use crate::importer::{Answer, Done};
     use crate::transport;
@@ -728,7 +735,10 @@ mod tests {
     use tokio::time::{advance, sleep};
 
     /// Imports nothing.
-    struct Nothing(watch::Sender<u64>);
+    struct Nothing {
+        renewals: watch::Sender<u64>,
+        has_lost_heartbeats: Arc<AtomicBool>,
+    }
 
     impl Importer for Nothing {
         fn up<'a>(&'a self, _: &'a Arc<str>, _: &'a LinkKey) -> Done<'a> {
@@ -739,9 +749,12 @@ mod tests {
         }
         fn down(&self, _: &Arc<str>, _: &LinkKey, _: &str, _: bool) {}
         fn stops(&self, _: &Arc<str>, _: &[SocketAddr], _: bool) {}
+        fn heartbeats(&self, _: &Arc<str>, _: &[SocketAddr], are_lost: bool) {
+            self.has_lost_heartbeats.store(are_lost, Ordering::SeqCst);
+        }
         fn measured(&self, _: &Arc<str>, _: &[Report]) {}
         fn renewals(&self, _: &Arc<str>) -> watch::Receiver<u64> {
-            self.0.subscribe()
+            self.renewals.subscribe()
         }
     }
 
@@ -750,6 +763,7 @@ mod tests {
         session: Session,
         peer: TwoWay<proto::Message, proto::Message>,
         table: Arc<LinkTable>,
+        has_lost_heartbeats: Arc<AtomicBool>,
         _stop: watch::Sender<Order>,
         _publisher: Publisher,
         _scope: Scope,
@@ -767,6 +781,9 @@ mod tests {
         let (stop, stopped) = watch::channel(Order::GoOn);
         let (replace, replaced) = watch::channel(false);
         let (table, roots) = (Arc::<LinkTable>::default(), RootStore::default());
+        let has_lost_heartbeats = Arc::<AtomicBool>::default();
+        let nothing =
+            Nothing { renewals: watch::Sender::new(0), has_lost_heartbeats: has_lost_heartbeats.clone() };
         let session = Session {
             peer: Arc::new(peer("west", &[])),
             budget: Budget::new(1 << 20, &Arc::default()),
@@ -779,7 +796,7 @@ mod tests {
             trust: roots.reader(),
             roots: Arc::new(|| None),
             peer_roots: roots,
-            importer: Arc::new(Nothing(watch::Sender::new(0))),
+            importer: Arc::new(nothing),
             table: table.clone(),
             outgoing: Outgoing::Accepted(accepted.outgoing),
             incoming: accepted.incoming,
@@ -789,7 +806,15 @@ mod tests {
             announced: watch::Sender::default(),
         };
         let peer = link.expect("a link");
-        Played { session, peer, table, _stop: stop, _publisher: publisher, _scope: scope }
+        Played {
+            session,
+            peer,
+            table,
+            has_lost_heartbeats,
+            _stop: stop,
+            _publisher: publisher,
+            _scope: scope,
+        }
     }
 
     const fn seconds(count: u64) -> Duration {
@@ -798,7 +823,7 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn a_peer_that_answers_no_heartbeat_is_suspect_after_fifteen_seconds_and_lost_after_twenty_five() {
-        let Played { mut session, mut peer, table, .. } = played().await;
+        let Played { mut session, mut peer, table, has_lost_heartbeats, .. } = played().await;
         let hello = session.hello();
         peer.requests.send(proto::Message { kind: Some(hello) }).await.expect("sent");
         let link = session.greet().await.expect("greeted");
@@ -810,9 +835,9 @@ mod tests {
         let state = || table.all()[0].state;
         let looking = async {
             sleep(Duration::from_millis(14_999)).await;
-            assert_eq!(state(), LinkState::Live);
+            assert_eq!((state(), has_lost_heartbeats.load(Ordering::SeqCst)), (LinkState::Live, false));
             sleep(Duration::from_millis(2)).await;
-            assert_eq!(state(), LinkState::Suspect);
+            assert_eq!((state(), has_lost_heartbeats.load(Ordering::SeqCst)), (LinkState::Suspect, true));
             std::future::pending::<()>().await;
         };
         let running: Pin<Box<dyn Future<Output = Ended> + Send>> = Box::pin(session.run(link));

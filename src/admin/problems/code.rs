@@ -112,9 +112,10 @@ codes! {
         "A planned drain is in force: calls are moved away from a service, endpoint, gateway, network, cluster or peer.",
         "`isthmus drains`; `isthmus undrain` ends a drain of an operator";
     GatewayUnreachable = "gateway_unreachable", Failed in "gateways",
-        "A gateway of a network has ceased to answer: two connects in a row, one each second, have failed. Clients do not get it \
-         while another gateway of its network answers; three good connects bring it back. If no gateway of any other network \
-         answers, nothing changes, because this host may be cut off.",
+        "A gateway of a network has ceased to answer: two connects in a row, one each second, have failed, or the link \
+         with a peer's gateway has lost its heartbeats. Clients do not get it while another gateway of its network answers; three good \
+         connects bring it back, more of them if it flaps. If no gateway of any other network answers, nothing changes, because this \
+         host may be cut off.",
         "`isthmus get gateways`; the gateway and the path to it; `networks.*.probe`";
     EndpointClaimed = "endpoint_claimed", Warning in "registries",
         "EndpointSlices of a Kubernetes registry name pods with another UID, namespace or address for their endpoints, or ServiceEntries \
