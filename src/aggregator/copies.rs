@@ -275,6 +275,18 @@ impl Orders {
     }
 }
 
+/// Returns items in the form of a copy on disk; `None` if they cannot be written.
+pub(super) fn text(items: impl Iterator<Item = Item>) -> Option<String> {
+    let mut text = Vec::new();
+    codec::write(items, &mut text).ok()?;
+    String::from_utf8(text).ok()
+}
+
+/// Returns the items of a text that [`text`] has written.
+pub(super) fn items(text: &str) -> Result<Vec<Item>, CopyFault> {
+    codec::read(text.as_bytes())
+}
+
 /// The folder of the copies.
 #[derive(Clone, Debug)]
 struct Folder(PathBuf);

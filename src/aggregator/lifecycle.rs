@@ -9,6 +9,9 @@
 //!                      ▼ │persisted      │
 //!                      Held ───failed────┘
 //! ```
+//!
+//! The first listing after a start is judged against the last good copy on disk, so it waits for that copy. A hold that an
+//! earlier process has begun ends when it would have ended there.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -25,6 +28,7 @@ use isthmus_model::place::Network;
 use isthmus_snapshot::change::{Change, Dirty, Item, Key, Report};
 use isthmus_snapshot::shard::{Shard, Standing};
 use isthmus_tasks::throttle::LogThrottle;
+use isthmus_upgrade::belief::{HoldBelief, Present};
 
 /// How long clients keep the endpoints of a registry that was never read, if registries never expire.
 const UNREAD: Duration = Duration::from_secs(3600);
@@ -48,8 +52,12 @@ pub(super) struct Lifecycle {
     phase: Phase,
     /// The listing in progress.
     listing: Option<Draft>,
-    /// The newest state of the registry, while it is held back as a mass withdrawal.
+    /// The newest state of the registry, while it is held back as a mass withdrawal, or waits for the copy that it is compared with.
     withheld: Option<Draft>,
+    /// True once the copy on disk was read, or is known not to exist.
+    is_copy_read: bool,
+    /// The hold that an earlier process has begun: its end, and whether the update leaves nothing.
+    recalled_hold: Option<(Instant, bool)>,
     /// True if the task has completed a listing. Before that, single changes are dropped.
     is_listed: bool,
     /// Items that a listing keeps because of their mistakes, although the registry does not have them: those of the last good copy
@@ -136,6 +144,8 @@ impl Lifecycle {
             phase: Phase::Missing,
             listing: None,
             withheld: None,
+            is_copy_read: false,
+            recalled_hold: None,
             is_listed: false,
             lacking: BTreeSet::new(),
             lost: LostServices::default(),
@@ -320,6 +330,10 @@ impl Lifecycle {
 
     /// Accepts a draft, or holds it back as a mass withdrawal.
     fn accept_or_hold(&mut self, draft: Draft, now: Instant, options: &Options) -> Effect {
+        if self.may_have_copy(options) {
+            self.withheld = Some(draft);
+            return Effect::default();
+        }
         // The held update is dropped, because the draft includes it.
         self.withheld = None;
         let withdrawal = Withdrawal::between(&self.shard, &draft.shard, &draft.dirty, &self.lost, now);
@@ -343,18 +357,42 @@ impl Lifecycle {
         }
         // A suspicious update that follows a held update does not restart the hold, because it shows that the same withdrawal
         // persists.
+        let recalled = self.recalled_hold.take().filter(|(_, was_emptied)| *was_emptied || !is_emptied);
+        let begins = recalled.map_or(now + hold, |(until, _)| until);
         let (until, stale) = match &self.phase {
             Phase::Held { until, stale, is_emptied: was_emptied } if *was_emptied || !is_emptied => {
                 (*until, *stale)
             }
             Phase::Held { stale, .. } => (now + hold, *stale),
-            Phase::Stale { since } => (now + hold, Some(*since)),
-            Phase::Missing | Phase::Live => (now + hold, None),
+            Phase::Stale { since } => (begins, Some(*since)),
+            Phase::Missing | Phase::Live => (begins, None),
         };
         self.problems = vec![text];
         self.withheld = Some(draft);
         self.phase = Phase::Held { until, is_emptied, stale };
         Effect::default()
+    }
+
+    /// Returns true if the first listing waits for the copy on disk, which may show that the listing is a mass withdrawal.
+    fn may_have_copy(&self, options: &Options) -> bool {
+        let is_first = !self.is_known() && self.from_start.is_some() && !self.is_copy_read;
+        is_first && options.state.is_some() && !options.withdrawal_hold.is_zero()
+    }
+
+    /// Takes the hold that an earlier process has begun.
+    pub(super) fn recall(&mut self, hold: &HoldBelief, present: Present) {
+        let HoldBelief { registry: _, until, is_emptied, items: _ } = hold;
+        self.recalled_hold = Some((present.instant + present.until(*until), *is_emptied));
+    }
+
+    /// Returns the hold, for another process of this gateway.
+    pub(super) fn hold(&self, present: Present) -> Option<HoldBelief> {
+        let (until, is_emptied) = match &self.phase {
+            Phase::Held { until, is_emptied, stale: _ } => (*until, *is_emptied),
+            Phase::Missing | Phase::Live | Phase::Stale { .. } => self.recalled_hold?,
+        };
+        let until = present.moment_of(until);
+        Some(HoldBelief { registry: self.spec.name.to_string(), until, is_emptied, items: None })
     }
 
     /// Returns true if the draft is a full listing without a service of a registry that had ready ones. A store that was lost and made
@@ -403,9 +441,16 @@ impl Lifecycle {
         Some(effect)
     }
 
-    /// Starts from a copy of an earlier process. If the registry was read meanwhile, only the items are used that it lacks because of
-    /// their mistakes.
-    pub(super) fn start_from_copy(&mut self, items: Vec<Item>, written: SystemTime, now: Instant) -> Effect {
+    /// Starts from a copy of an earlier process. A first listing that has waited for it is compared with it. If the registry was read
+    /// before, only the items are used that it lacks because of their mistakes.
+    pub(super) fn start_from_copy(
+        &mut self,
+        items: Vec<Item>,
+        written: SystemTime,
+        now: Instant,
+        options: &Options,
+    ) -> Effect {
+        self.is_copy_read = true;
         if self.is_known() {
             let lacking = std::mem::take(&mut self.lacking);
             let mut draft = Draft::of(&self.shard);
@@ -413,15 +458,52 @@ impl Lifecycle {
             return if draft.named.is_empty() { Effect::default() } else { self.put(draft) };
         }
         let before = self.state();
-        tracing::warn!(
-            registry = &*self.spec.name,
-            "the registry was not read yet; the gateway uses the last good copy on disk"
-        );
-        let mut draft = Draft::of(&self.shard);
-        items.into_iter().for_each(|item| draft.put(item));
-        self.phase = Phase::Stale { since: now };
-        self.read = Some(written);
-        let effect = self.put(draft);
+        let mut copy = Draft::of(&self.shard);
+        let effect = match self.withheld.take() {
+            None => {
+                tracing::warn!(
+                    registry = &*self.spec.name,
+                    "the registry was not read yet; the gateway uses its last good copy"
+                );
+                items.into_iter().for_each(|item| copy.put(item));
+                self.phase = Phase::Stale { since: now };
+                self.read = Some(written);
+                self.put(copy)
+            }
+            Some(mut listing) => {
+                let lacking = std::mem::take(&mut self.lacking);
+                for item in items {
+                    if lacking.contains(&item.key()) {
+                        listing.put(item.clone());
+                    }
+                    copy.put(item);
+                }
+                self.read = Some(written);
+                self.judge_first(copy, listing, now, options)
+            }
+        };
+        self.entered(before);
+        effect
+    }
+
+    /// Accepts the first listing, or holds it back and uses the copy, as if the copy had been in use before.
+    fn judge_first(&mut self, copy: Draft, listing: Draft, now: Instant, options: &Options) -> Effect {
+        let mut dirty = copy.shard.everything();
+        dirty.merge(listing.shard.everything());
+        let used = self.put(copy);
+        let mut effect = self.accept_or_hold(Draft { dirty, ..listing }, now, options);
+        effect.dirty.merge(used.dirty);
+        effect
+    }
+
+    /// Records that there is no copy that can be used, so that the first listing is accepted which has waited for it.
+    pub(super) fn start_without_copy(&mut self, now: Instant, options: &Options) -> Effect {
+        self.is_copy_read = true;
+        let Some(listing) = self.withheld.take_if(|_| matches!(self.phase, Phase::Missing)) else {
+            return Effect::default();
+        };
+        let before = self.state();
+        let effect = self.accept_or_hold(listing, now, options);
         self.entered(before);
         effect
     }
@@ -469,13 +551,15 @@ impl Lifecycle {
         !matches!(self.phase, Phase::Missing)
     }
 
-    /// Returns true if the last good copy on disk is needed: the registry was not read, and reading it has failed, or the start of
-    /// the gateway soon stops waiting for it; or an item has mistakes, and no earlier state is known.
+    /// Returns true if the last good copy on disk is needed: the first listing is to be compared with it; the registry was not read, and
+    /// reading it has failed, or the start of the gateway soon stops waiting for it; or an item has mistakes, and no earlier state is
+    /// known.
     pub(super) fn needs_copy(&self, now: Instant, options: &Options) -> bool {
         // The copy is asked for when time limits are checked, once a second; reading it takes time, too.
         let wait = (options.start_timeout * 3 / 4).saturating_sub(Duration::from_secs(1));
         let is_late = self.from_start.is_some_and(|start| now.duration_since(start) >= wait);
-        (!self.is_known() && (is_late || !self.problems.is_empty())) || !self.lacking.is_empty()
+        let is_needed = is_late || !self.problems.is_empty() || self.withheld.is_some();
+        (!self.is_known() && is_needed) || !self.lacking.is_empty()
     }
 
     pub(super) fn status(&self) -> RegistryStatus {
@@ -543,7 +627,7 @@ impl Lifecycle {
     /// Replaces the items in use by those of a draft, and makes the registry live.
     fn accept(&mut self, draft: Draft) -> Effect {
         let is_first = !matches!(self.phase, Phase::Live);
-        self.phase = Phase::Live;
+        (self.phase, self.recalled_hold) = (Phase::Live, None);
         self.read = Some(SystemTime::now());
         self.problems.clear();
         let effect = Effect { accepted: true, ..self.put(draft) };

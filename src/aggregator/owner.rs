@@ -22,7 +22,7 @@ use self::addresses::Addresses;
 use self::identities::Identities;
 use self::names::Names;
 use self::rounds::Round;
-use super::copies::{CopyEvent, CopyStore, OtherCopies};
+use super::copies::{self, CopyEvent, CopyStore, OtherCopies};
 use super::lifecycle::Lifecycle;
 use super::options::Options;
 use super::registry::{Changes, Epoch, Factory};
@@ -46,6 +46,7 @@ use isthmus_snapshot::unread::{Unread, UnreadRegistry};
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::control::Control;
+use isthmus_upgrade::belief::{HoldBelief, NameBelief, Present, SUBJECT_WITHIN};
 use isthmus_world::{Publisher, Reader};
 
 /// The interval at which the time limits of registries are checked and retired snapshots are dropped.
@@ -78,7 +79,17 @@ pub struct Handle {
     probes: watch::Sender<Arc<Probes>>,
     drain_orders: watch::Sender<DrainOrders>,
     accepts: mpsc::Sender<(Arc<str>, AcceptReply)>,
+    beliefs: mpsc::Sender<oneshot::Sender<Recalled>>,
     copies: CopyStore,
+}
+
+/// What an earlier process of this gateway knew, or what a later one needs to know.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Recalled {
+    /// The addresses of host names.
+    pub names: Vec<NameBelief>,
+    /// The holds on registries.
+    pub holds: Vec<HoldBelief>,
 }
 
 /// The operators' orders to drain, given to this gateway.
@@ -128,6 +139,15 @@ impl Handle {
         let (reply, answer) = oneshot::channel();
         self.accepts.send((registry.into(), reply)).await.map_err(|_| NotAccepted::Ended)?;
         answer.await.map_err(|_| NotAccepted::Ended)?
+    }
+
+    /// Returns what a later process of this gateway needs to know. Once it has returned, the newest snapshot has all results of probes
+    /// that were given before.
+    pub async fn beliefs(&self) -> Recalled {
+        let (reply, answer) = oneshot::channel();
+        // If the owner task has ended, nothing is known.
+        let _ = self.beliefs.send(reply).await;
+        answer.await.unwrap_or_default()
     }
 
     /// Replaces the roots of trust domains that xDS clients receive, if the new roots differ.
@@ -212,6 +232,8 @@ struct Owner {
     /// The virtual addresses of imported services; `None` if the config gives no ranges.
     addresses: Option<Addresses>,
     names: Names,
+    /// The time after which what an earlier process knew of names and registries that nobody wants is forgotten.
+    recalled_until: Instant,
     resolver: AbortHandle,
     /// The roots of trust domains that xDS clients receive.
     trust_roots: Arc<TrustRoots>,
@@ -233,6 +255,7 @@ struct Inbox {
     trust_roots: watch::Receiver<Arc<TrustRoots>>,
     probes: watch::Receiver<Arc<Probes>>,
     drain_orders: watch::Receiver<DrainOrders>,
+    beliefs: mpsc::Receiver<oneshot::Sender<Recalled>>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, LookedUp)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -245,6 +268,7 @@ enum Message {
     TrustRoots(Arc<TrustRoots>),
     Probes(Arc<Probes>),
     DrainOrders(DrainOrders),
+    Beliefs(oneshot::Sender<Recalled>),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, LookedUp),
     Copy(CopyEvent),
@@ -273,6 +297,8 @@ impl Inbox {
             Ok(()) = self.trust_roots.changed() => Some(Message::TrustRoots(self.trust_roots.borrow_and_update().clone())),
             Ok(()) = self.probes.changed() => Some(Message::Probes(self.probes.borrow_and_update().clone())),
             Ok(()) = self.drain_orders.changed() => Some(Message::DrainOrders(self.drain_orders.borrow_and_update().clone())),
+            // It waits for the results of probes that were given before.
+            Some(reply) = self.beliefs.recv() => Some(Message::Beliefs(reply)),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -292,17 +318,17 @@ impl Inbox {
 }
 
 /// Publishes the first snapshot, and runs the owner in a task of the scope. If `is_held`, nothing is written to the state folder until
-/// [`Handle::hold_state`].
+/// [`Handle::hold_state`]. `recalled` is what an earlier process knew.
 pub fn start(
     sources: Sources,
     factory: Arc<Factory>,
     telemetry: &Arc<Control>,
     scope: &Scope,
-    is_held: bool,
+    (is_held, recalled): (bool, Recalled),
 ) -> (Handle, Reader) {
     let copies = CopyStore::default();
     copies.hold(is_held);
-    let (owner, inbox, handle, reader) = Owner::new(sources, factory, telemetry, scope, copies);
+    let (owner, inbox, handle, reader) = Owner::new(sources, factory, telemetry, scope, (copies, recalled));
     scope.spawn(owner.run(inbox));
     (handle, reader)
 }
@@ -332,8 +358,9 @@ impl Owner {
         factory: Arc<Factory>,
         telemetry: &Arc<Control>,
         scope: &Scope,
-        copies: CopyStore,
+        (copies, recalled): (CopyStore, Recalled),
     ) -> (Self, Inbox, Handle, Reader) {
+        let (Recalled { names: recalled, holds }, present) = (recalled, Present::now());
         let own = Arc::new(own_shard(sources.services));
         let addresses = Addresses::start(&sources.options);
         let (configure, configures) = mpsc::channel(QUEUE);
@@ -345,8 +372,10 @@ impl Owner {
         let (trust_roots, trust_roots_used) = watch::channel(Arc::default());
         let (probes, probes_used) = watch::channel(Arc::default());
         let (drain_orders, drain_orders_used) = watch::channel(DrainOrders::default());
+        let (beliefs, beliefs_wanted) = mpsc::channel(QUEUE);
         let drains = Arc::new(Drains::at(drain_time(), &sources.policy, &[], &[]));
         let mut names = Names::default();
+        names.recall(recalled, present);
         let shards = [own.clone()];
         let inputs = Inputs {
             policy: &sources.policy,
@@ -382,6 +411,7 @@ impl Owner {
             copies: copies.clone(),
             addresses,
             names,
+            recalled_until: present.instant + SUBJECT_WITHIN,
             trust_roots: Arc::default(),
             probes: Arc::default(),
             drain_orders: DrainOrders::default(),
@@ -399,6 +429,7 @@ impl Owner {
             let followed = owner.follow(Lifecycle::from_start(spec, epoch, now));
             owner.registries.push(followed);
         }
+        owner.recall(holds, present);
         owner.publish_status();
         let inbox = Inbox {
             configures,
@@ -406,12 +437,21 @@ impl Owner {
             trust_roots: trust_roots_used,
             probes: probes_used,
             drain_orders: drain_orders_used,
+            beliefs: beliefs_wanted,
             changes: changed,
             answers: answered,
             copies: copies_news,
         };
-        let handle =
-            Handle { configure, status: statuses, trust_roots, probes, drain_orders, accepts, copies };
+        let handle = Handle {
+            configure,
+            status: statuses,
+            trust_roots,
+            probes,
+            drain_orders,
+            accepts,
+            beliefs,
+            copies,
+        };
         (owner, inbox, handle, reader)
     }
 
@@ -460,6 +500,8 @@ impl Owner {
                     round.publishes = true;
                 }
                 Message::DrainOrders(orders) => self.drain_orders = orders,
+                // The asker may be gone.
+                Message::Beliefs(reply) => drop(reply.send(self.beliefs())),
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
                 Message::Resolution(name, answer) => self.resolve(name, answer, now, &mut round),
                 Message::Copy(news) => self.apply_copy_event(news, now, &mut round),
@@ -483,6 +525,35 @@ impl Owner {
         });
         self.publish_round(round, now);
         if is_held { Ok(()) } else { Err(NotAccepted::NothingHeld) }
+    }
+
+    /// Returns what a later process of this gateway needs to know.
+    fn beliefs(&self) -> Recalled {
+        let (present, has_copies) = (Present::now(), self.options.state.is_some());
+        let holds = self.registries.iter().filter_map(|followed| {
+            let hold = followed.life.hold(present)?;
+            let items = if has_copies { None } else { copies::text(followed.life.shard.items()) };
+            Some(HoldBelief { items, ..hold })
+        });
+        Recalled { names: self.names.beliefs(present), holds: holds.collect() }
+    }
+
+    /// Goes on with the holds of an earlier process, from the items that it has handed over, else from the copies on disk.
+    fn recall(&mut self, holds: Vec<HoldBelief>, present: Present) {
+        let (mut round, now) = (Round::default(), present.instant);
+        for hold in holds {
+            let of_name = |followed: &&mut Followed| *followed.life.spec.name == *hold.registry;
+            let Some(followed) = self.registries.iter_mut().find(of_name) else { continue };
+            followed.life.recall(&hold, present);
+            let (epoch, options) = (followed.life.epoch, self.options.clone());
+            if let Some(items) = hold.items.and_then(|text| copies::items(&text).ok()) {
+                let written = present.moment.into();
+                self.change(epoch, now, &mut round, |life| {
+                    life.start_from_copy(items, written, now, &options)
+                });
+            }
+        }
+        self.publish_round(round, now);
     }
 
     fn next_epoch(&mut self) -> Epoch {
@@ -559,19 +630,21 @@ impl Owner {
                     addresses.written(result);
                 }
             }
-            CopyEvent::Read(name, Ok(Some((items, written)))) => {
+            CopyEvent::Read(name, read) => {
                 let of_name = |followed: &&Followed| followed.life.spec.name == name;
                 let Some(epoch) = self.registries.iter().find(of_name).map(|one| one.life.epoch) else {
                     return;
                 };
-                self.change(epoch, now, round, |life| life.start_from_copy(items, written, now));
-            }
-            CopyEvent::Read(_, Ok(None)) => {}
-            CopyEvent::Read(name, Err(error)) => {
-                self.note_copy_problem(
-                    &name,
-                    Some(format!("the registry's last good copy cannot be read: {error}")),
-                );
+                let copy = read.unwrap_or_else(|error| {
+                    let problem = format!("the registry's last good copy cannot be read: {error}");
+                    self.note_copy_problem(&name, Some(problem));
+                    None
+                });
+                let options = self.options.clone();
+                self.change(epoch, now, round, |life| match copy {
+                    Some((items, written)) => life.start_from_copy(items, written, now, &options),
+                    None => life.start_without_copy(now, &options),
+                });
             }
         }
     }
@@ -604,6 +677,9 @@ impl Owner {
     /// Applies the time limits of registries and leases, restarts tasks after a panic, and drops retired snapshots.
     fn sweep(&mut self, now: Instant, round: &mut Round) {
         self.publisher.sweep();
+        if self.unread.is_empty() || now >= self.recalled_until {
+            self.names.forget_unwanted();
+        }
         if let Some(addresses) = &mut self.addresses {
             round.dirty.services.extend(addresses.expire(&self.copies));
         }
@@ -644,6 +720,7 @@ impl Owner {
             registries: registries.collect(),
             unread,
             looking_up: self.names.looking_up(),
+            recalled: self.names.recalled(),
             unresolved: self.names.unresolved(),
             stale: self.names.stale(),
             virtual_addresses: self.addresses.as_ref().map(Addresses::status),

@@ -155,8 +155,10 @@ pub struct Status {
     pub registries: Vec<RegistryStatus>,
     /// Registries that were never read: clients that reconnect keep the endpoints that these registries may have.
     pub unread: Vec<Arc<str>>,
-    /// The number of names without any result yet, not even a failure.
+    /// The number of names without any result yet, not even a failure, nor addresses of an earlier process.
     pub looking_up: usize,
+    /// The number of names whose addresses are those of an earlier process, because no name server has answered yet.
+    pub recalled: usize,
     /// Names that have no addresses, each with what its last look-up said.
     pub unresolved: Vec<(HostName, Cause)>,
     /// Names whose addresses in use the last look-up does not confirm, each with what it said.

@@ -97,6 +97,18 @@ pub struct Doubt {
     missing_since: Option<Instant>,
 }
 
+impl Doubt {
+    /// Returns the doubt about a name that has not existed since this time.
+    pub fn missing(since: Instant) -> Self {
+        Self { cause: Cause::Missing, missing_since: Some(since) }
+    }
+
+    /// Returns the time since which the name has not existed.
+    pub fn missing_since(&self) -> Option<Instant> {
+        self.missing_since
+    }
+}
+
 /// The answer of a look-up that does not confirm the addresses of a name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Cause {
@@ -211,7 +223,7 @@ fn missing<T>(
     let since = since.unwrap_or(now);
     let is_held = now.saturating_duration_since(since) < hold;
     let kept = if is_held { last.clone() } else { Arc::default() };
-    (kept, Some(Doubt { cause: Cause::Missing, missing_since: Some(since) }))
+    (kept, Some(Doubt::missing(since)))
 }
 
 impl Resolution {

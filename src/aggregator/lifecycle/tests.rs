@@ -76,7 +76,7 @@ impl Scenario {
 
     fn bad_with(&mut self, copy: usize) {
         self.bad();
-        self.registry.start_from_copy(items(copy), SystemTime::UNIX_EPOCH, self.now);
+        self.registry.start_from_copy(items(copy), SystemTime::UNIX_EPOCH, self.now, &self.options);
     }
 
     /// Advances the time; returns the number of services that change as a result.
@@ -186,7 +186,7 @@ fn an_item_with_mistakes_that_was_never_good_here_is_that_of_the_copy() {
     scenario.apply(listing);
     scenario.is(RegistryState::Live, 2);
     assert!(scenario.registry.needs_copy(scenario.now, &scenario.options));
-    scenario.registry.start_from_copy(items(6), SystemTime::UNIX_EPOCH, scenario.now);
+    scenario.registry.start_from_copy(items(6), SystemTime::UNIX_EPOCH, scenario.now, &scenario.options);
     scenario.is(RegistryState::Live, 3);
     assert!(!scenario.registry.needs_copy(scenario.now, &scenario.options), "once");
 
@@ -197,7 +197,7 @@ fn an_item_with_mistakes_that_was_never_good_here_is_that_of_the_copy() {
         scenario.apply(vec![change]);
         assert!(!scenario.registry.needs_copy(scenario.now, &scenario.options));
         let before = scenario.registry.status().items.services;
-        scenario.registry.start_from_copy(items(6), SystemTime::UNIX_EPOCH, scenario.now);
+        scenario.registry.start_from_copy(items(6), SystemTime::UNIX_EPOCH, scenario.now, &scenario.options);
         scenario.is(RegistryState::Live, before);
     }
 }
@@ -452,7 +452,7 @@ fn a_listing_in_progress_knows_of_an_update_that_is_applied_meanwhile() {
     // A copy on disk that is read late has services that the registry does not list.
     let mut scenario = Scenario::new();
     scenario.apply(vec![Change::Begin]);
-    scenario.registry.start_from_copy(items(5), SystemTime::UNIX_EPOCH, scenario.now);
+    scenario.registry.start_from_copy(items(5), SystemTime::UNIX_EPOCH, scenario.now, &scenario.options);
     scenario.apply(puts(3));
     assert_eq!(scenario.apply(vec![Change::Complete]).dirty.services.len(), 2, "they are gone");
     scenario.is(RegistryState::Live, 3);
@@ -640,4 +640,112 @@ fn what_a_peer_orders_to_forget_is_not_held_back_and_is_not_copied() {
     restarted.is(RegistryState::Stale, 20);
     assert!(restarted.apply(order()).accepted);
     restarted.is(RegistryState::Stale, 0);
+}
+
+impl Scenario {
+    /// Returns a registry at the start of a process with a state folder, which an earlier process has used.
+    fn restarted(kind: RegistryKind) -> Self {
+        let mut scenario = Self::new();
+        scenario.options.state = Some(PathBuf::from("state"));
+        scenario.registry.spec.kind = kind;
+        scenario
+    }
+
+    /// Reads the copy on disk, which has this many services; `None`: there is none.
+    fn copy(&mut self, services: Option<usize>) -> Effect {
+        assert!(self.registry.needs_copy(self.now, &self.options), "a listing waits for it");
+        match services {
+            None => self.registry.start_without_copy(self.now, &self.options),
+            Some(services) => {
+                let written = SystemTime::UNIX_EPOCH;
+                self.registry.start_from_copy(items(services), written, self.now, &self.options)
+            }
+        }
+    }
+}
+
+fn file() -> RegistryKind {
+    RegistryKind::File { path: PathBuf::from("west.yaml") }
+}
+
+fn store() -> RegistryKind {
+    RegistryKind::Etcd(EtcdSpec { endpoints: Vec::new(), prefix: PREFIX.into(), tls: None, login: None })
+}
+
+#[test]
+fn the_first_listing_after_a_start_is_judged_against_the_copy() {
+    let mut first = Scenario::restarted(file());
+    assert_eq!(first.good(0), 0);
+    first.is(RegistryState::Missing, 0);
+    let effect = first.copy(Some(30));
+    assert_eq!((effect.dirty.services.len(), effect.accepted), (30, false));
+    first.is(RegistryState::Held, 30);
+    // A change that restores the services ends the hold; one that does not goes on with it.
+    first.apply(puts(3));
+    first.is(RegistryState::Held, 30);
+    assert_eq!(first.pass(29), None);
+    assert_eq!(first.pass(1), Some(27));
+    first.is(RegistryState::Live, 3);
+    for (listed, copy) in
+        [(21, Some(30)), (30, Some(30)), (40, Some(30)), (5, None), (5, Some(0)), (0, Some(10))]
+    {
+        let mut like = Scenario::restarted(file());
+        like.good(listed);
+        assert!(like.copy(copy).accepted, "{listed}, {copy:?}");
+        like.is(RegistryState::Live, listed);
+    }
+    let mut emptied = Scenario::restarted(store());
+    emptied.good(0);
+    emptied.copy(Some(1));
+    emptied.is(RegistryState::Held, 1);
+    assert_eq!((emptied.pass(599), emptied.pass(1)), (None, Some(1)), "a lost store is held for ten minutes");
+}
+
+#[test]
+fn changes_after_the_first_listing_wait_for_the_copy_with_it() {
+    let mut scenario = Scenario::restarted(file());
+    scenario.good(1);
+    scenario.apply(puts(29));
+    scenario.is(RegistryState::Missing, 0);
+    scenario.copy(Some(30));
+    scenario.is(RegistryState::Live, 29);
+    assert_eq!(scenario.good(2), 0, "later listings wait for nothing");
+    scenario.is(RegistryState::Held, 29);
+    let mut later = Scenario { registry: Lifecycle::new(spec(), Epoch(1)), ..Scenario::restarted(file()) };
+    later.good(2);
+    later.is(RegistryState::Live, 2);
+    let mut unheld = Scenario::restarted(file());
+    unheld.options.withdrawal_hold = Duration::ZERO;
+    unheld.good(2);
+    unheld.is(RegistryState::Live, 2);
+}
+
+#[test]
+fn a_hold_ends_in_a_later_process_when_it_would_have_ended_in_the_earlier_one() {
+    let mut earlier = Scenario::new();
+    earlier.registry.spec.kind = store();
+    earlier.good(30);
+    assert_eq!(earlier.registry.hold(Present::now()), None);
+    earlier.good(0);
+    earlier.pass(400);
+    let present = Present { instant: earlier.now, ..Present::now() };
+    let hold = earlier.registry.hold(present).expect("held");
+    assert_eq!(
+        (&*hold.registry, hold.is_emptied, present.until(hold.until)),
+        ("west.yaml", true, Duration::from_secs(200))
+    );
+    let later = |listed: usize| {
+        let mut later = Scenario::restarted(store());
+        later.registry.recall(&hold, Present { instant: later.now, ..present });
+        later.good(listed);
+        later.copy(Some(30));
+        later
+    };
+    let mut emptied = later(0);
+    emptied.is(RegistryState::Held, 30);
+    assert!(emptied.registry.hold(present).is_some(), "it may be handed over again");
+    assert_eq!((emptied.pass(199), emptied.pass(1)), (None, Some(30)));
+    let restored = later(30);
+    restored.is(RegistryState::Live, 30);
+    assert_eq!(restored.registry.hold(present), None);
 }

@@ -565,7 +565,7 @@ pub(super) fn process(scope: &Scope) -> (Owner, Reader) {
         Arc::new(|spec| Box::new(Silent(spec.clone()))),
         &telemetry,
         scope,
-        CopyStore::default(),
+        (CopyStore::default(), Recalled::default()),
     );
     (owner, reader)
 }

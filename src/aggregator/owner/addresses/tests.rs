@@ -7,8 +7,9 @@ use std::pin::Pin;
 use ipnet::IpNet;
 use tokio::time::Instant;
 
-use super::super::{Message, Owner, Sources};
+use super::super::{Message, Owner, Recalled, Sources};
 use super::*;
+use crate::copies::CopyEvent;
 use crate::registry::{Changes, Registry};
 use crate::spec::{RegistryKind, RegistrySpec};
 use isthmus_document::services::read_registry;
@@ -69,13 +70,16 @@ fn start(state: &Path, scope: &Scope) -> (Owner, Reader) {
     };
     let telemetry = Arc::new(Control::new(&Arc::new(Recorder::default())));
     let factory = Arc::new(|spec: &RegistrySpec| -> Box<dyn Registry> { Box::new(Silent(spec.clone())) });
-    let (owner, _, _, reader) = Owner::new(sources, factory, &telemetry, scope, CopyStore::default());
+    let (owner, _, _, reader) =
+        Owner::new(sources, factory, &telemetry, scope, (CopyStore::default(), Recalled::default()));
     (owner, reader)
 }
 
 fn say(owner: &mut Owner, changes: Vec<Change>) {
-    let epoch = owner.registries[0].life.epoch;
-    owner.take(vec![Message::Changes(epoch, changes)], Instant::now());
+    let (epoch, name) = (owner.registries[0].life.epoch, owner.registries[0].life.spec.name.clone());
+    // The first listing waits for the copy on disk; there is none.
+    let messages = [Message::Changes(epoch, changes), Message::Copy(CopyEvent::Read(name, Ok(None)))];
+    owner.take(messages.into(), Instant::now());
 }
 
 fn put(service: &Arc<Service>) -> Change {
