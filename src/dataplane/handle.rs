@@ -42,6 +42,7 @@ use isthmus_telemetry::Telemetry;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;
 use isthmus_tls::trust::Shower;
+use isthmus_upgrade::belief::CheckBelief;
 use isthmus_world::Reader;
 
 /// The number of messages that may wait for a worker; a sender waits while the mailbox is full.
@@ -306,8 +307,12 @@ impl Control {
         &self.shared.limits.bandwidths
     }
 
-    /// Runs the health checks until there are no more snapshots.
-    pub fn check(&self, reader: Reader) -> impl Future<Output = ()> + Send + use<> {
+    /// Runs the health checks until there are no more snapshots. `recalled` are the results of an earlier process.
+    pub fn check(
+        &self,
+        reader: Reader,
+        recalled: Vec<CheckBelief>,
+    ) -> impl Future<Output = ()> + Send + use<> {
         let around = checks::Surroundings {
             upstreams: self.shared.upstreams.clone(),
             own: self.shared.own.clone(),
@@ -315,7 +320,7 @@ impl Control {
             recorder: self.shared.telemetry.recorder.clone(),
             summary: self.shared.checks.clone(),
         };
-        checks::run(around, reader)
+        checks::run(around, reader, recalled)
     }
 
     /// Returns the state of the health checks.

@@ -4,6 +4,8 @@
 //! All workers share it. It exists only for endpoints that were dialled or whose checks fail, and it outlives each
 //! snapshot. It is never part of a snapshot, and a change of it creates no snapshot.
 
+pub(crate) mod beliefs;
+
 use std::cell::Cell;
 use std::num::NonZero;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, AtomicUsize, Ordering};
@@ -275,7 +277,7 @@ impl Upstreams {
 
     /// Returns a time on the clock of [`Upstreams::now`].
     fn at(&self, time: Instant) -> u64 {
-        milliseconds(time.duration_since(self.started)) + 1
+        milliseconds(time.saturating_duration_since(self.started)) + 1
     }
 
     /// Counts a connection to an endpoint.

@@ -12,11 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::milliseconds;
+use crate::upstreams::beliefs::{FORGET_AFTER, last_failure_of};
 use crate::upstreams::{CheckResult, Failure};
 use isthmus_model::name::HostName;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::candidates::{EndpointKey, service_of};
 use isthmus_snapshot::policy::HealthCheck;
+use isthmus_upgrade::belief::{CheckBelief, Present, SUBJECT_WITHIN};
 
 /// The time in milliseconds after which a check that waits for capacity is late.
 const LATE: u64 = 1_000;
@@ -82,6 +84,8 @@ pub(super) struct Schedule {
     endpoints: BTreeMap<SocketAddr, Checked>,
     /// The next check time and the address of each endpoint that is not being checked at the moment.
     turns: BTreeSet<(u64, SocketAddr)>,
+    /// The results of an earlier process, of endpoints that were not added yet.
+    recalled: BTreeMap<SocketAddr, CheckBelief>,
 }
 
 /// An endpoint that is checked.
@@ -136,14 +140,29 @@ impl Checked {
 }
 
 impl Schedule {
-    /// Adds a user of an address. If the address is unhealthy, returns that verdict for the new user.
+    /// Takes the results of an earlier process, for the endpoints that are added from now on.
+    pub(super) fn recall(&mut self, checks: Vec<CheckBelief>, present: Present) {
+        let recent = checks.into_iter().filter(|check| present.age(check.checked) < FORGET_AFTER);
+        self.recalled = recent.map(|check| (check.address, check)).collect();
+    }
+
+    /// Adds a user of an address. If the address is unhealthy, or its last check in an earlier process has failed, returns that verdict
+    /// for the new user.
     pub(super) fn add(&mut self, address: SocketAddr, user: User, now: u64) -> Option<Finding> {
+        let recalled = self.recalled.remove(&address).filter(|_| now < milliseconds(SUBJECT_WITHIN));
         let known = self.endpoints.entry(address).or_default();
         if known.users.contains(&user) {
             return None;
         }
         let before = known.interval();
-        let finding = known.unhealthy.then(|| known.finding(&user.group, address, None));
+        let mut failure = None;
+        if let Some(CheckBelief { address: _, checked: _, failed, unhealthy, last_failure }) = recalled {
+            (known.failed, known.unhealthy) = (failed, unhealthy);
+            failure = last_failure.and_then(last_failure_of);
+        }
+        let failure = failure.map(|last| Failure { reason: last.reason, detail: last.detail });
+        let is_known = known.unhealthy || failure.is_some();
+        let finding = is_known.then(|| known.finding(&user.group, address, failure));
         known.users.push(user);
         self.settle(address, before, now);
         finding
@@ -405,6 +424,40 @@ mod tests {
         assert_eq!(schedule.late(1_000), None);
         let late = schedule.late(3_000).expect("late");
         assert!(late.count >= 2 && late.longest >= Duration::from_secs(2), "{late:?}");
+    }
+
+    #[test]
+    fn an_endpoint_that_was_unhealthy_in_an_earlier_process_is_so_until_its_checks_pass() {
+        let present = Present::now();
+        let belief = |port, checked| CheckBelief {
+            address: address(port),
+            checked,
+            failed: 3,
+            unhealthy: true,
+            last_failure: None,
+        };
+        let mut schedule = Schedule::default();
+        let old = (std::time::SystemTime::from(present.moment) - FORGET_AFTER).into();
+        schedule.recall(vec![belief(1, present.moment), belief(2, old), belief(3, present.moment)], present);
+        let found = [(1, "a"), (1, "b"), (2, "a")].map(|(port, group)| {
+            schedule.add(address(port), user(group), 0).map(|found| (found.key, found.result.unhealthy))
+        });
+        assert_eq!(found, [Some((key("a", 1), true)), Some((key("b", 1), true)), None]);
+        assert_eq!(
+            schedule.add(address(3), user("a"), milliseconds(SUBJECT_WITHIN)),
+            None,
+            "it came too late"
+        );
+        schedule.remove(address(2), &user("a"), 0);
+        schedule.remove(address(3), &user("a"), 0);
+        let (_, found) = check_twice(&mut schedule);
+        assert!(found.iter().all(|found| !found.result.unhealthy), "two passed checks");
+    }
+
+    /// Passes two checks; returns the time and the findings of the second one.
+    fn check_twice(schedule: &mut Schedule) -> (u64, Vec<Finding>) {
+        check(schedule, Ok(()));
+        check(schedule, Ok(()))
     }
 
     #[test]

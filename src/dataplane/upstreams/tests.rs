@@ -8,6 +8,7 @@ use isthmus_model::endpoint::Health;
 use isthmus_model::place::Distance;
 use isthmus_snapshot::policy::{Timeouts, Tuning};
 use isthmus_snapshot::testing::candidate;
+use isthmus_upgrade::belief::Present;
 
 /// The smallest time of the clock of endpoints.
 const MOMENT: Duration = Duration::from_millis(1);
@@ -366,4 +367,69 @@ fn an_endpoint_that_answers_much_later_than_the_others_is_slow() {
     assert_eq!(slow(), [true, false, false]);
     let state = upstreams.state(&set.endpoints()[0].key).expect("it was dialled");
     assert!(state.answer.is_some_and(|times| times.p50 >= Duration::from_secs(9)) && state.is_troubled());
+}
+
+/// Hands what one process knows of endpoints to another one.
+fn handed_over(from: &Upstreams, set: &Candidates) -> (Upstreams, usize) {
+    let (to, present) = (upstreams(), Present::now());
+    let (beliefs, _) = from.beliefs(present);
+    let count = beliefs.len();
+    to.recall(beliefs, &[&Arc::new(set.clone())], present);
+    (to, count)
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_process_leaves_out_the_endpoints_that_were_ejected_as_long_as_they_would_have_been() {
+    let ejection = Ejection { failures: 2, time: Duration::from_secs(30), ..Ejection::default() };
+    let (first, set) = (upstreams(), set(4, ejection));
+    advance(MOMENT).await;
+    for _ in 0..2 {
+        let detail = Some("a fault".into());
+        let failure = Failure { reason: Reason::EndpointAlert, detail };
+        first.failed(&begin(&first, &set, 0), &set, failure);
+    }
+    first.failed(&begin(&first, &set, 1), &set, Reason::EndpointRefused.into());
+    drop(begin(&first, &set, 2));
+    let hello = begin(&first, &set, 3);
+    first.silent(&hello, &set, Duration::from_secs(1));
+    advance(Duration::from_secs(10)).await;
+    let (next, count) = handed_over(&first, &set);
+    assert_eq!((count, is_ejected(&next, &set, 0), is_ejected(&next, &set, 1)), (3, true, false));
+    let state = next.state(&set.endpoints()[0].key).expect("known");
+    assert_eq!((state.in_a_row, state.ejected_for), (2, Some(Duration::from_secs(20))));
+    let last = state.last_failure.expect("a failure");
+    assert_eq!((last.reason, last.detail.as_deref()), (Reason::EndpointAlert, Some("a fault")));
+    // One more failure ejects the second one, and one more silence the fourth.
+    assert_eq!(next.failed(&begin(&next, &set, 1), &set, Reason::EndpointRefused.into()), Verdict::Ejected);
+    advance(Duration::from_secs(20)).await;
+    assert!(!is_ejected(&next, &set, 0), "its time is over");
+    assert_eq!(next.silent(&begin(&next, &set, 3), &set, Duration::from_secs(1)), Verdict::Ejected);
+}
+
+#[tokio::test(start_paused = true)]
+async fn another_process_forgets_what_is_old_or_not_there_or_forbidden() {
+    let ejection = Ejection { failures: 1, time: Duration::from_secs(30), ..Ejection::default() };
+    let (first, set) = (upstreams(), set(4, ejection));
+    first.failed(&begin(&first, &set, 0), &set, Reason::EndpointRefused.into());
+    let others = self::set(0, ejection);
+    assert!(handed_over(&first, &others).0.is_empty(), "the config does not have it any more");
+    let tuning = Tuning { ejection: None, ..Tuning::for_services(&Timeouts::default()) };
+    let never = Candidates::new("g".into(), tuning.into(), set.endpoints().to_vec());
+    assert!(!is_ejected(&handed_over(&first, &never).0, &never, 0), "ejection is off");
+    advance(FORGET_FAILED_AFTER).await;
+    assert!(handed_over(&first, &set).0.is_empty());
+}
+
+#[test]
+fn the_results_of_failing_checks_are_handed_over_once_for_all_groups() {
+    let (first, set) = (upstreams(), set(2, Ejection::default()));
+    let key = &set.endpoints()[0].key;
+    let failure = Some(Reason::EndpointTimeout.into());
+    first.checked(key, CheckResult { failed: 3, unhealthy: true, failure });
+    first.checked(
+        &EndpointKey { group: "other".into(), ..key.clone() },
+        CheckResult { failed: 3, ..CheckResult::default() },
+    );
+    let (endpoints, checks) = first.beliefs(Present::now());
+    assert_eq!((endpoints.len(), checks.len(), checks[0].address), (0, 1, key.address));
 }
