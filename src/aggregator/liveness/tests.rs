@@ -359,7 +359,8 @@ fn a_gateway_that_flaps_for_hours_is_not_forgiven_while_it_flaps() {
         let mut probe = |outcome| {
             results.note(at(2), outcome, (SystemTime::UNIX_EPOCH, start + Duration::from_secs(second)))
         };
-        (probe(BAD_PROBE), probe(BAD_PROBE));
+        probe(BAD_PROBE);
+        probe(BAD_PROBE);
         (1..).find(|_| probe(GOOD_PROBE) == Some(true)).unwrap_or_default()
     };
     let needed: Vec<u32> = (0..60).map(|number| outage(180 * number)).collect();

@@ -2,13 +2,18 @@
 //! `cargo bench --bench outages`. `-- killed restart` selects the outages whose names contain one of the words, and
 //! `-- "delta ADS"` the clients; `ISTHMUS_BENCH_SECONDS` sets how long calls are made in each cell (60 s).
 //!
-//! Four Envoys, one for each variant of the protocol, each call a service 150 times a second, without retries: on a new connection,
+//! Five Envoys, one for each variant of the protocol, each call a service 150 times a second, without retries: on a new connection,
 //! with a TLS handshake of their own. The service is behind two gateways of another network, or of a peer. An outage begins after a
-//! sixth of the time, and what was killed returns after half of the time. The benchmark prints a table, and fails if an outage costs
-//! more calls than its goal: 60 of 9,000 if a process is killed, none if something is changed in order.
+//! sixth of the time; the control plane is upgraded or started again after a third; and what was killed returns after two thirds.
+//!
+//! The benchmark prints a table with the bound of each cell, and fails if an outage costs more calls: 60 of a client that leaves out what
+//! fails (150 if the gateway flaps, 375 if it hangs); half of the calls of any other one for as long as the control plane gives it the dead
+//! gateway, and a second more each time; none if something is changed in order. A path fails by a relay that drops new connections, as
+//! no packet filter is needed for that.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
+mod road;
 mod scenes;
 #[path = "../../support/mod.rs"]
 mod support;
@@ -22,13 +27,48 @@ use scenes::{Networks, Peers};
 use support::client::call;
 use support::envoy::{Envoy, installed};
 
-/// The calls of each Envoy per second, and the number of callers that share them.
+/// The calls of each Envoy per second, and the number of callers that share them: so many that those whose calls hang do not slow the
+/// others down for as long as a client may be given a dead gateway.
 const CALLS_PER_SECOND: usize = 150;
-const CALLERS: usize = 30;
+const CALLERS: usize = 300;
 /// The time limit of a call.
 const CALL_WITHIN: Duration = Duration::from_secs(10);
-/// The share of the calls of an Envoy that may fail when a process is killed.
-const KILLED: f64 = 60.0 / 9_000.0;
+/// The time that a push to clients, and their use of it, may take after the control plane has taken a gateway out.
+const PUSH: Duration = Duration::from_secs(1);
+
+/// The calls of an Envoy that may fail.
+#[derive(Clone, Copy)]
+struct Goal {
+    /// The calls of an Envoy with outlier detection.
+    ejecting: usize,
+    /// True if another Envoy may lose half of its calls while it is given a dead gateway.
+    may_be_exposed: bool,
+}
+
+const NONE: Goal = Goal { ejecting: 0, may_be_exposed: false };
+const DEAD: Goal = Goal { ejecting: 60, may_be_exposed: true };
+/// Envoy counts no failed connect while the kernel accepts for a process that hangs.
+const HANGS: Goal = Goal { ejecting: 375, may_be_exposed: true };
+const FLAPS: Goal = Goal { ejecting: 150, may_be_exposed: true };
+
+impl Goal {
+    /// Returns the largest number of failed calls; `None` if it is not known.
+    fn bound(self, ejects: bool, exposed: Option<Exposed>) -> Option<f64> {
+        if ejects || !self.may_be_exposed {
+            return Some(self.ejecting as f64);
+        }
+        let Exposed { time, times } = exposed?;
+        Some((time + PUSH * times).as_secs_f64() * CALLS_PER_SECOND as f64 / 2.0)
+    }
+}
+
+/// How long the control plane gave clients a dead gateway.
+#[derive(Clone, Copy, Debug, Default)]
+struct Exposed {
+    time: Duration,
+    /// The number of times.
+    times: u32,
+}
 
 /// A variant of the protocol.
 #[derive(Clone, Copy)]
@@ -38,68 +78,134 @@ struct Variant {
     form: &'static str,
     /// True if Envoy learns its clusters from Isthmus too.
     is_aggregated: bool,
+    /// True if the clusters have outlier detection.
+    ejects: bool,
 }
 
-const VARIANTS: [Variant; 4] = [
-    Variant { name: "delta ADS", form: "DELTA_GRPC", is_aggregated: true },
-    Variant { name: "world ADS", form: "GRPC", is_aggregated: true },
-    Variant { name: "delta EDS", form: "DELTA_GRPC", is_aggregated: false },
-    Variant { name: "world EDS", form: "GRPC", is_aggregated: false },
+const VARIANTS: [Variant; 5] = [
+    Variant { name: "delta ADS", form: "DELTA_GRPC", is_aggregated: true, ejects: true },
+    Variant { name: "world ADS", form: "GRPC", is_aggregated: true, ejects: true },
+    Variant { name: "delta EDS", form: "DELTA_GRPC", is_aggregated: false, ejects: true },
+    Variant { name: "world EDS", form: "GRPC", is_aggregated: false, ejects: true },
+    Variant { name: "without outlier detection", form: "DELTA_GRPC", is_aggregated: false, ejects: false },
 ];
 
 /// An outage while the Envoys call: the actions at its beginning and at its end.
 struct Outage<Scene> {
     name: &'static str,
-    /// The share of the calls that may fail.
-    goal: f64,
+    goal: Goal,
     begin: fn(&mut Scene),
+    /// What is done while the outage lasts.
+    middle: fn(&mut Scene),
     end: fn(&mut Scene),
 }
 
-const OF_NETWORKS: [Outage<Networks>; 6] = [
+const OF_NETWORKS: [Outage<Networks>; 12] = [
     Outage {
         name: "gateway of `networks` killed",
-        goal: KILLED,
+        goal: DEAD,
         begin: Networks::kill_gateway,
+        middle: nothing,
+        end: Networks::return_gateway,
+    },
+    Outage {
+        name: "path drops packets",
+        goal: DEAD,
+        begin: Networks::close_road,
+        middle: nothing,
+        end: Networks::open_road,
+    },
+    Outage {
+        name: "gateway hangs (SIGSTOP)",
+        goal: HANGS,
+        begin: Networks::hang_gateway,
+        middle: nothing,
+        end: Networks::wake_gateway,
+    },
+    Outage {
+        name: "path flaps",
+        goal: FLAPS,
+        begin: Networks::flap_road,
+        middle: nothing,
+        end: Networks::open_road,
+    },
+    Outage {
+        name: "gateway is killed and started each 3 s",
+        goal: FLAPS,
+        begin: Networks::flap_gateway,
+        middle: nothing,
+        end: Networks::nothing_more,
+    },
+    Outage {
+        name: "killed, and upgrade of the control plane",
+        goal: DEAD,
+        begin: Networks::kill_gateway,
+        middle: Networks::upgrade_control,
+        end: Networks::return_gateway,
+    },
+    Outage {
+        name: "killed, and restart of the control plane",
+        goal: DEAD,
+        begin: Networks::kill_gateway,
+        middle: Networks::restart_control,
         end: Networks::return_gateway,
     },
     Outage {
         name: "planned move of a gateway",
-        goal: 0.0,
+        goal: NONE,
         begin: Networks::move_gateway,
+        middle: nothing,
         end: Networks::stop_moved,
     },
-    Outage { name: "reload", goal: 0.0, begin: Networks::reload, end: Networks::reload },
+    Outage { name: "reload", goal: NONE, begin: Networks::reload, middle: nothing, end: Networks::reload },
     Outage {
         name: "registry flap",
-        goal: 0.0,
+        goal: NONE,
         begin: Networks::damage_registry,
+        middle: nothing,
         end: Networks::mend_registry,
     },
-    Outage { name: "xDS restart", goal: 0.0, begin: Networks::kill_control, end: Networks::return_control },
-    Outage { name: "drain of a gateway", goal: 0.0, begin: Networks::drain, end: Networks::undrain },
+    Outage {
+        name: "xDS restart",
+        goal: NONE,
+        begin: Networks::kill_control,
+        middle: nothing,
+        end: Networks::return_control,
+    },
+    Outage {
+        name: "drain of a gateway",
+        goal: NONE,
+        begin: Networks::drain,
+        middle: nothing,
+        end: Networks::undrain,
+    },
 ];
 
 const OF_PEERS: [Outage<Peers>; 3] = [
     Outage {
         name: "peer's gateway killed, with a link",
-        goal: KILLED,
+        goal: DEAD,
         begin: Peers::kill_gateway,
+        middle: nothing,
         end: Peers::return_gateway,
     },
     Outage {
         name: "peer's gateway killed, without a link",
-        goal: KILLED,
+        goal: DEAD,
         begin: Peers::kill_gateway,
+        middle: nothing,
         end: Peers::return_gateway,
     },
     Outage {
         name: "peer's gateway stops",
-        goal: 0.0,
+        goal: NONE,
         begin: Peers::stop_gateway,
+        middle: nothing,
         end: Peers::return_gateway,
     },
 ];
+
+fn nothing<Scene>(_: &mut Scene) {}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
@@ -116,22 +222,27 @@ fn main() -> ExitCode {
     println!("|---|{}", "---:|".repeat(variants.len()));
     let mut is_good = true;
     for outage in OF_NETWORKS.iter().filter(|one| has(&outages, one.name)) {
-        let mut scene = Networks::start();
+        let mut scene = Networks::start(outage.name.starts_with("path"));
         let envoys: Vec<_> = variants.iter().map(|variant| scene.client(&binary, *variant)).collect();
-        is_good &= measure(outage, &mut scene, &envoys);
+        let exposure = scene.watch();
+        is_good &= measure(outage, &mut scene, (&variants, &envoys), || Some(exposure.end()));
     }
     for outage in OF_PEERS.iter().filter(|one| has(&outages, one.name)) {
         let mut scene = Peers::start(!outage.name.ends_with("without a link"));
         let envoys: Vec<_> = variants.iter().map(|variant| scene.client(&binary, *variant)).collect();
-        is_good &= measure(outage, &mut scene, &envoys);
+        is_good &= measure(outage, &mut scene, (&variants, &envoys), || None);
     }
     if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }
 
 /// Has all Envoys call while the outage begins and ends, and prints a row. Returns false if too many calls failed.
-fn measure<Scene>(outage: &Outage<Scene>, scene: &mut Scene, envoys: &[(Envoy, SocketAddr)]) -> bool {
-    let lasts = std::env::var("ISTHMUS_BENCH_SECONDS").ok().and_then(|text| text.parse().ok()).unwrap_or(60);
-    let lasts = Duration::from_secs(lasts);
+fn measure<Scene>(
+    outage: &Outage<Scene>,
+    scene: &mut Scene,
+    (variants, envoys): (&[Variant], &[(Envoy, SocketAddr)]),
+    exposed: impl FnOnce() -> Option<Exposed>,
+) -> bool {
+    let lasts = lasts();
     let begun = Instant::now();
     let at = |part: u32| thread::sleep((lasts / 6 * part).saturating_sub(begun.elapsed()));
     let clients: Vec<_> = envoys
@@ -143,13 +254,27 @@ fn measure<Scene>(outage: &Outage<Scene>, scene: &mut Scene, envoys: &[(Envoy, S
         .collect();
     at(1);
     (outage.begin)(scene);
+    at(2);
+    (outage.middle)(scene);
     at(4);
     (outage.end)(scene);
     let results: Vec<Calls> = clients.into_iter().map(|client| client.join().expect("no panic")).collect();
-    let cells: Vec<String> = results.iter().map(Calls::cell).collect();
+    let exposed = exposed();
+    let bounds: Vec<Option<f64>> =
+        variants.iter().map(|variant| outage.goal.bound(variant.ejects, exposed)).collect();
+    let cells: Vec<String> = results.iter().zip(&bounds).map(|(of, bound)| of.cell(*bound)).collect();
     println!("| {} | {} |", outage.name, cells.join(" | "));
+    if let Some(Exposed { time, times }) = exposed.filter(|exposed| exposed.times > 0) {
+        println!("    clients were given the dead gateway {times} times, {:.1} s in sum", time.as_secs_f64());
+    }
     results.iter().filter(|of| of.failed() > 0).for_each(|of| println!("    {}", of.errors()));
-    results.iter().all(|of| of.failed() as f64 <= outage.goal * of.all as f64)
+    results.iter().zip(bounds).all(|(of, bound)| bound.is_none_or(|bound| of.failed() as f64 <= bound))
+}
+
+/// Returns how long calls are made in each cell.
+fn lasts() -> Duration {
+    let seconds = std::env::var("ISTHMUS_BENCH_SECONDS").ok().and_then(|text| text.parse().ok());
+    Duration::from_secs(seconds.unwrap_or(60))
 }
 
 /// The calls of one Envoy.
@@ -164,8 +289,9 @@ impl Calls {
         self.failures.len()
     }
 
-    fn cell(&self) -> String {
-        format!("{} of {}", self.failed(), self.all)
+    fn cell(&self, bound: Option<f64>) -> String {
+        let bound = bound.map_or_else(|| "not judged".to_owned(), |bound| format!("at most {bound:.0}"));
+        format!("{} of {} ({bound})", self.failed(), self.all)
     }
 
     /// Returns when the first and the last failed call began, and the error of the first one.
