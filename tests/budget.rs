@@ -25,7 +25,7 @@ const FEATURES: &[(&str, &str)] = &[
     (
         "checks, ejection, probes",
         "admin/check_metrics admin/endpoints admin/time_metrics aggregator/liveness \
-        aggregator/round_trip dataplane/checks dataplane/endpoint_state dataplane/times dataplane/upstreams",
+        aggregator/round_trip dataplane/checks dataplane/endpoint_state dataplane/times dataplane/upstreams model/probe",
     ),
     ("config", "config/ document/ app/loading app/fixed"),
     ("convert", "convert/"),
@@ -84,7 +84,7 @@ const FEATURES: &[(&str, &str)] = &[
     ("TLS", "tls/ cli/certs config/identity config/table/identity"),
     (
         "upgrade",
-        "app/upgrade dataplane/handover dataplane/parcel dataplane/relay/park net/handed net/inherited upgrade/",
+        "app/upgrade app/beliefs dataplane/handover dataplane/parcel dataplane/relay/park net/handed net/inherited upgrade/",
     ),
     (
         "WDS",

@@ -6,9 +6,10 @@
 //! - `registries`: the aggregator, its registries, and the sources of Kubernetes clusters. `peers`: the links with peers.
 //! - `listeners`, `servers`, `xds`, `wds`, `dns`: the sockets of the data plane, of HTTP, xDS, WDS and DNS.
 //! - `orders`, `loading`: signals and commands, and the reads of the config file. `log`, `otlp`: the program log, and spans.
-//! - `upgrade`: the hand-over to a new process.
+//! - `upgrade`: the hand-over to a new process. `beliefs`: what this process has learnt, for a new one and for the state folder.
 //! - `upkeep`, `systemd`, `shutdown`, `threads`: periodic work, the service manager, the drain, the check of the thread limit.
 
+mod beliefs;
 mod dns;
 mod fixed;
 mod handles;
@@ -198,7 +199,7 @@ async fn start_and_serve(start: Start<'_>, taking: &mut Option<Taking>) -> Resul
         taking: taking.as_mut(),
         sockets,
     };
-    let result = match supervisor.during(Program::start(inputs)).await {
+    let result = match supervisor.during(Box::pin(Program::start(inputs))).await {
         Ok(Ok(program)) => {
             if let Some(taking) = taking.take() {
                 program.follow(taking);

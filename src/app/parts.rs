@@ -14,6 +14,7 @@ use std::time::{Instant, SystemTime};
 use arc_swap::ArcSwap;
 use tokio::sync::mpsc;
 
+use super::beliefs::Keeper;
 use super::dns::Dns;
 use super::fixed::Fixed;
 use super::handles::Handles;
@@ -28,6 +29,8 @@ use isthmus_admin::certificates::Identities;
 use isthmus_admin::past::Past;
 use isthmus_admin::share_log::Shares;
 use isthmus_admin::{Command, InUse, ProgramStatus, Sources};
+use isthmus_aggregator::liveness::Liveness;
+use isthmus_aggregator::owner::Recalled;
 use isthmus_config::Config;
 use isthmus_dataplane::handle::Dataplane;
 use isthmus_files::reading::Readings;
@@ -58,6 +61,8 @@ pub(super) struct Parts {
     /// The links with peers.
     pub(super) links: Links,
     pub(super) status: Arc<ArcSwap<ProgramStatus>>,
+    /// Keeps what this process learns.
+    pub(super) keeper: Keeper,
     /// The shares of calls that networks have.
     shares: Shares,
     /// True until this process, which takes over from an earlier one, serves. Links with peers wait until then, because both have
@@ -72,6 +77,9 @@ pub(super) struct Succession {
     pub(super) instance: Arc<str>,
     /// See [`Parts::waits`].
     pub(super) waits: bool,
+    /// What the earlier process knew of names, registries and gateways.
+    pub(super) recalled: Recalled,
+    pub(super) liveness: Liveness,
 }
 
 /// A config whose policy is published, with everything open that can fail to open. It takes effect in the other parts by
@@ -93,10 +101,11 @@ impl Parts {
         scope: &Scope,
         succession: Succession,
     ) -> Result<Self, String> {
-        let Succession { sockets, instance, waits } = succession;
+        let Succession { sockets, instance, waits, recalled, liveness } = succession;
         let (inbox, stop, own) = (Inbox::default(), Stop::default(), OwnAddresses::new());
+        let (parts, tasks) = ((&inbox, &own, liveness), (scope, &stop));
         let (registries, reader) =
-            Registries::start(config, (&inbox, &own), &telemetry.control, (scope, &stop), waits).await?;
+            Registries::start(config, parts, &telemetry.control, tasks, (waits, recalled)).await?;
         let scope = scope.clone();
         let handles = Handles { reader, telemetry, own, scope, stop, sockets };
         let scope = &handles.scope;
@@ -116,6 +125,9 @@ impl Parts {
         .map_err(|error| format!("cannot start the data plane: {error}"))?;
         let links =
             peers::start(config, &handles, &identity, (&inbox, &registries.liveness), arrivals, instance)?;
+        let (aggregator, liveness) = (registries.aggregator.clone(), registries.liveness.clone());
+        let keeper = Keeper::new(aggregator, liveness, dataplane.control().upstreams().clone());
+        scope.spawn(keeper.clone().run());
         let shares = Shares::default();
         scope.spawn(shares.clone().run(handles.reader.clone()));
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus::new(path, workers)));
@@ -129,6 +141,7 @@ impl Parts {
             exporter,
             links,
             status,
+            keeper,
             shares,
             waits,
         })
@@ -163,6 +176,7 @@ impl Parts {
         self.dataplane.set_limits(limits);
         self.handles.telemetry.gateway.store(gateway_name(config));
         self.exporter.configure(config.tracing.as_ref(), &config.policy.node);
+        self.keeper.configure(config.aggregator.state.as_deref(), self.waits);
         if !self.waits {
             peers::configure(&self.links, config).await;
         }
@@ -186,6 +200,7 @@ impl Parts {
     pub(super) async fn begin_alone(&mut self, config: &Config) {
         self.waits = false;
         self.registries.aggregator.hold_state(false);
+        self.keeper.configure(config.aggregator.state.as_deref(), false);
         peers::configure(&self.links, config).await;
     }
 

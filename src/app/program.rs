@@ -6,8 +6,9 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
+use serde_json::Value;
 use tokio::sync::mpsc;
-use tokio::time::sleep_until;
+use tokio::time::{Instant, sleep_until};
 
 use super::dns::Dns;
 use super::fixed::Fixed;
@@ -24,20 +25,26 @@ use super::upgrade::sockets::{LISTENER, Sockets, name, name_of};
 use super::upgrade::taking::Taking;
 use super::wds::Wds;
 use super::xds::Xds;
-use super::{EXIT_INTERNAL, Failed, THREADS, servers, shutdown, threads, upkeep};
+use super::{EXIT_INTERNAL, Failed, THREADS, beliefs, servers, shutdown, threads, upkeep};
 use isthmus_admin::certificates::file_problems;
 use isthmus_admin::{Command, Sources, problems};
+use isthmus_aggregator::liveness::Liveness;
+use isthmus_aggregator::owner::Recalled;
 use isthmus_config::Config;
 use isthmus_dataplane::handle::Control;
 use isthmus_files::reading::Readings;
 use isthmus_files::watch::FileWatch;
 use isthmus_net::budget::raise_descriptor_limit;
 use isthmus_net::inherited::Inherited;
+use isthmus_net::lookup::Cause;
+use isthmus_snapshot::dialled::Dialled;
+use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::Stop as StopOrder;
 use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::control::{ReloadResult, UpgradeResult};
 use isthmus_tls::files;
+use isthmus_upgrade::belief::{Beliefs, EndpointBelief, Present};
 use isthmus_upgrade::message::SocketName;
 use isthmus_upgrade::place;
 
@@ -140,8 +147,14 @@ impl Program {
         let bound = listeners.bind(&config.policy, workers).map_err(|problems| problems.join("; "))?;
         let instance = taking.as_ref().map(|taking| taking.instance.clone());
         let instance = instance.unwrap_or_else(|| peers::instance(&config));
+        let deadline = Instant::now() + config.aggregator.start_timeout;
+        let (beliefs, liveness) = (recalled(taking.as_deref(), &config).await, Liveness::default());
+        let Beliefs { names, gateways, distances, holds, mut endpoints, checks } = beliefs;
+        liveness.recall(&config.policy.node.network, gateways, distances);
+        let recalled = Recalled { names, holds };
+        let (sockets_of_parts, waits) = (sockets.clone(), taking.is_some());
         let succession =
-            Succession { sockets: sockets.clone(), instance: instance.clone(), waits: taking.is_some() };
+            Succession { sockets: sockets_of_parts, instance: instance.clone(), waits, recalled, liveness };
         let mut parts = Parts::start(path, &config, fixed, listeners, telemetry, &scope, succession).await?;
         parts.apply(&config).await;
         let xds = config.xds.clone().map(|options| {
@@ -164,14 +177,24 @@ impl Program {
             admin_file = servers::open(&config, &sources, &parts.handles).await?;
         }
         upkeep::start(&sources, &scope);
-        scope.spawn(sources.dataplane.check(sources.reader.clone()));
+        scope.spawn(sources.dataplane.check(sources.reader.clone(), checks));
         scope.spawn(problems::watch(sources.clone()));
-        parts.registries.are_read(&config).await;
+        parts.registries.are_read(&config, deadline).await;
         parts.update_warnings(&config);
-        if let Some(taking) = &mut taking {
-            let closed = || closed_gates(&sources, &config);
-            taking.ready(closed, &sources.dataplane, &parts.handles.telemetry).await?;
+        if xds.is_some() || dns.is_some() {
+            parts.registries.gateways_are_judged(&sources.reader, deadline).await;
         }
+        if let Some(taking) = &mut taking {
+            // An old process that does not tell its addresses of host names may have some that this one lacks.
+            let lacks_names = taking.beliefs().is_none();
+            let closed = || {
+                let awaited = (lacks_names && Instant::now() < deadline).then(|| names_gate(&sources));
+                closed_gates(&sources, &config).into_iter().chain(awaited.flatten()).collect()
+            };
+            taking.ready(closed, &sources.dataplane, &parts.handles.telemetry).await?;
+            endpoints = taking.endpoints().unwrap_or(endpoints);
+        }
+        recall_endpoints(&sources, endpoints).await;
         // Nothing is sent to what was drained before the start.
         let drains = taking.as_mut().and_then(|taking| taking.drains());
         parts.registries.drains_are_in_force(drains.as_deref(), &sources.reader).await;
@@ -253,7 +276,7 @@ impl Program {
         self.parts.handles.telemetry.control.draining();
         self.parts.update_status(|status| status.draining = true);
         let Self { parts, config, admin_file, .. } = self;
-        let Parts { handles, dataplane, exporter, links, status, registries, .. } = parts;
+        let Parts { handles, dataplane, exporter, links, status, registries, keeper, .. } = parts;
         let control = dataplane.control();
         let on_close = move || {
             let mut closed = (**status.load()).clone();
@@ -267,7 +290,8 @@ impl Program {
             // any more, and end with the aggregator.
             handles.stop.order();
             let _ = tokio::time::timeout(ANSWERED_WITHIN, handles.stop.finished()).await;
-            // The state of the registries is copied to disk, so that the next process starts with the newest state.
+            // The state is copied to disk, so that the next process starts with the newest state.
+            keeper.write_last().await;
             let write = move || {
                 registries.aggregator.write_copies();
                 links.write_times();
@@ -372,6 +396,7 @@ impl Program {
         let failed = match step {
             Step::Arrived(stream) => {
                 let offer = supervisor.during(self.offer(&control)).await?;
+                self.upgrades.beliefs = supervisor.during(self.tell()).await?;
                 self.upgrades.arrive(stream, offer, &scope);
                 return Ok(());
             }
@@ -407,6 +432,14 @@ impl Program {
         Ok(offer)
     }
 
+    /// Returns what a new process learns from this one, and writes the state that it reads itself.
+    async fn tell(&self) -> Vec<Value> {
+        let aggregator = self.parts.registries.aggregator.clone();
+        // If it panics, the new process reads copies that are some seconds older.
+        let _ = tokio::task::spawn_blocking(move || aggregator.write_copies()).await;
+        beliefs::message(self.parts.keeper.collect().await)
+    }
+
     /// Hands the connections over to a process that serves, and ends when none is left.
     async fn hand_over(self, mut giving: Giving, mut supervisor: Supervisor) -> Result<(), Failed> {
         let Self { parts, config, admin_file, manager, mut upgrades, .. } = self;
@@ -417,7 +450,9 @@ impl Program {
         {
             file.leave();
         }
-        let Parts { handles, dataplane, exporter, links, registries, .. } = parts;
+        let Parts { handles, dataplane, exporter, links, registries, keeper, .. } = parts;
+        keeper.write_last().await;
+        keeper.configure(config.aggregator.state.as_deref(), true);
         handles.stop.order();
         handles.sockets.close();
         let aggregator = registries.aggregator.clone();
@@ -437,6 +472,7 @@ impl Program {
                 let is_kept = config.aggregator.state.is_some();
                 let drains = (!is_kept).then(|| registries.drain_orders.documents());
                 let tools = (&*handles.telemetry.recorder, &handles.scope);
+                upgrades.beliefs = beliefs::message(keeper.collect().await);
                 match upgrades.replace(sockets, drains, &control, tools).await {
                     Ok(next) => {
                         giving = next;
@@ -530,6 +566,39 @@ fn closed_gates(sources: &Sources, config: &Config) -> Vec<String> {
     let gates = sources.gates(&config.policy.node.cluster).into_iter();
     let gates = gates.filter(|gate| !matches!(&*gate.name, "listeners" | "dns server"));
     gates.filter_map(|gate| Some(format!("{}: {}", gate.name, gate.closed?))).collect()
+}
+
+/// Returns the readiness gate of host names, if some have no address because no name server answers.
+fn names_gate(sources: &Sources) -> Option<String> {
+    let status = sources.aggregator.status.borrow();
+    let failed = status.unresolved.iter().find_map(|(name, cause)| match cause {
+        Cause::Failed(error) => Some(format!("host names: {name} has no address: {error}")),
+        Cause::Missing => None,
+    });
+    failed.or_else(|| (status.looking_up > 0).then(|| "host names: they are being looked up".to_owned()))
+}
+
+/// Returns what an earlier process knew: the one that this process takes over from, else the last one of the state folder.
+async fn recalled(taking: Option<&Taking>, config: &Config) -> Beliefs {
+    if let Some(beliefs) = taking.and_then(Taking::beliefs) {
+        return beliefs.clone();
+    }
+    let Some(state) = config.aggregator.state.clone() else { return Beliefs::default() };
+    background::run(move || beliefs::load(&state)).await.unwrap_or_default()
+}
+
+/// Takes what an earlier process knew of the endpoints that there are.
+async fn recall_endpoints(sources: &Sources, endpoints: Vec<EndpointBelief>) {
+    if endpoints.is_empty() {
+        return;
+    }
+    let (upstreams, snapshot) = (sources.dataplane.upstreams().clone(), sources.reader.latest());
+    // This takes long in a large mesh. If it panics, the endpoints are as in a new process.
+    let recalled = background::run(move || {
+        let dialled = Dialled::new(&snapshot.policy).with_gateway_api(&snapshot);
+        upstreams.recall(endpoints, &dialled.all(&snapshot), Present::now());
+    });
+    let _ = recalled.await;
 }
 
 /// Returns the path of the upgrade socket.

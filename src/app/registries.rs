@@ -10,7 +10,7 @@ use std::pin::{Pin, pin};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout, timeout_at};
 
 use self::kubernetes::Clusters;
 #[cfg(not(feature = "kubernetes"))]
@@ -20,7 +20,7 @@ use isthmus_aggregator::drain_orders::DrainOrders;
 use isthmus_aggregator::etcd::registry::EtcdRegistry;
 use isthmus_aggregator::file::FileRegistry;
 use isthmus_aggregator::liveness::Liveness;
-use isthmus_aggregator::owner::{self, Handle, NotApplied};
+use isthmus_aggregator::owner::{self, Handle, NotApplied, Recalled};
 use isthmus_aggregator::registry::{Changes, Factory, Registry};
 use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
@@ -46,6 +46,8 @@ use isthmus_world::{LaterReader, Reader};
 
 /// The time for which a reload waits for newly added sources of Kubernetes clusters.
 const CLUSTERS_WITHIN: Duration = Duration::from_secs(2);
+/// The time for which the start waits for name servers to confirm the addresses of an earlier process.
+const CONFIRMED_WITHIN: Duration = Duration::from_secs(1);
 /// The time for which a new process waits until the orders to drain of the old one are in force.
 const DRAINS_WITHIN: Duration = Duration::from_secs(2);
 
@@ -68,10 +70,10 @@ impl Registries {
     /// Starts to read the registries of a config, and publishes the first snapshot, which has the services of the config itself.
     pub(super) async fn start(
         config: &Config,
-        (inbox, own): (&Inbox, &Arc<OwnAddresses>),
+        (inbox, own, liveness): (&Inbox, &Arc<OwnAddresses>, Liveness),
         telemetry: &Arc<Control>,
         (scope, stop): (&Scope, &Stop),
-        is_held: bool,
+        (is_held, recalled): (bool, Recalled),
     ) -> Result<(Self, Reader), String> {
         let mut clusters = Clusters::new(scope.clone());
         clusters.configure(&config.registries, config.aggregator.start_timeout).await;
@@ -79,16 +81,17 @@ impl Registries {
         let known = KnownClusters::default();
         let sources = sources(config, &mut clusters, &known);
         // Registries are started before the first snapshot exists, so the reader is set later.
-        let (snapshots, liveness) = (LaterReader::default(), Liveness::default());
+        let snapshots = LaterReader::default();
         let (later, inbox, tasks) = (snapshots.clone(), inbox.clone(), (scope.clone(), stop.clone()));
         let of_peers = liveness.clone();
         let registries: Arc<Factory> =
             Arc::new(move |spec| registry_of(spec, &tasks, &later, (&inbox, &of_peers)));
         let (telemetry, owner_scope) = (telemetry.clone(), scope.clone());
         // The build takes long with a large config, so it runs on a background thread.
-        let world =
-            background::run(move || owner::start(sources, registries, &telemetry, &owner_scope, is_held))
-                .await;
+        let world = background::run(move || {
+            owner::start(sources, registries, &telemetry, &owner_scope, (is_held, recalled))
+        })
+        .await;
         let (aggregator, reader) = world.map_err(|_| "building the first snapshot panicked".to_owned())?;
         // The result is ignored, since only this line sets the reader.
         let _ = snapshots.set(reader.clone());
@@ -146,15 +149,34 @@ impl Registries {
         ClusterReviewer { clusters: self.known.clone(), reviewer: TokenReviewer::new(scope.clone()) }
     }
 
-    /// Waits until every registry, or the last good copy of it, has been read, but at most for `aggregator.startTimeout`. If
-    /// there is an xDS server, also waits until each host name has been looked up once: a network whose gateway has an unresolved
-    /// host name cannot be reached, so a client that reconnects during the start would lose the endpoints of that network.
-    pub(super) async fn are_read(&mut self, config: &Config) {
-        let mut status = self.aggregator.status.clone();
-        let all_in = |status: &Arc<Status>| {
-            (config.xds.is_none() || status.looking_up == 0) && missing(status).next().is_none()
+    /// Waits until the verdicts on gateways are in the newest snapshot, but at most until `deadline`: a client that reconnects gets no
+    /// gateway that is dead.
+    pub(super) async fn gateways_are_judged(&self, reader: &Reader, deadline: Instant) {
+        let judged = async {
+            self.liveness.are_judged(reader).await;
+            // It answers when the results of the probes are in the newest snapshot.
+            let _ = self.aggregator.beliefs().await;
         };
-        let mut all_in = pin!(timeout(config.aggregator.start_timeout, status.wait_for(all_in)));
+        if timeout_at(deadline, judged).await.is_err() {
+            tracing::warn!("some gateways were not judged within aggregator.startTimeout; clients get them");
+        }
+    }
+
+    /// Waits until every registry, or the last good copy of it, has been read, but at most until `deadline`. If there is an xDS server,
+    /// also waits until each host name has been looked up once: a network whose gateway has an unresolved host name cannot be reached,
+    /// so a client that reconnects during the start would lose the endpoints of that network.
+    pub(super) async fn are_read(&mut self, config: &Config, deadline: Instant) {
+        let (mut status, has_xds) = (self.aggregator.status.clone(), config.xds.is_some());
+        let all_in =
+            |status: &Arc<Status>| (!has_xds || status.looking_up == 0) && missing(status).next().is_none();
+        let are_confirmed = |status: &Arc<Status>| !has_xds || status.recalled == 0;
+        let waited = async {
+            // Addresses of an earlier process serve as well, but a name server that answers knows better.
+            let confirmed = status.wait_for(|status| all_in(status) && are_confirmed(status));
+            let _ = timeout(CONFIRMED_WITHIN, confirmed).await;
+            status.wait_for(all_in).await.map(drop)
+        };
+        let mut all_in = pin!(timeout_at(deadline, waited));
         let in_time = loop {
             tokio::select! {
                 ended = &mut all_in => break ended.is_ok(),

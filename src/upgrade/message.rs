@@ -3,7 +3,7 @@
 //! ```text
 //!  new                                    old
 //!   │── Hello ────────────────────────────▶│
-//!   │◀──────── Welcome, Sockets…, Offered ─│   both hold every listening socket
+//!   │◀──────── Welcome, Sockets…, Offered ─│   both hold every listening socket, and know the same
 //!   │  reads config, registries, identity  │
 //!   │── Ready (or Failed) ────────────────▶│
 //!   │◀──────────────────── Counters…, Go ──│
@@ -58,7 +58,11 @@ pub enum Message {
         sockets: Vec<SocketName>,
     },
     /// There are no more listening sockets.
-    Offered {},
+    Offered {
+        /// The [beliefs](super::belief) of the old process, which are read one by one. `None` if it does not tell them.
+        #[serde(default)]
+        beliefs: Option<Vec<Value>>,
+    },
     /// The new process could serve at once.
     Ready {},
     /// The new process cannot serve.
@@ -88,6 +92,9 @@ pub enum Message {
         /// The documents of the planned drains that operators have ordered; `None`: those in the state folder.
         #[serde(default)]
         drains: Option<Vec<String>>,
+        /// The beliefs about endpoints, which change with each connection, in the place of those of `Offered`.
+        #[serde(default)]
+        beliefs: Vec<Value>,
     },
     /// The new process accepts connections.
     Serving {

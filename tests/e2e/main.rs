@@ -10,6 +10,7 @@ mod admin_socket;
 mod admission;
 mod backups;
 mod bandwidth;
+mod beliefs;
 mod bombs;
 mod boundary;
 mod calls;

@@ -10,6 +10,7 @@ use std::process::{Child, Command, ExitStatus};
 use std::sync::Arc;
 
 use arc_swap::ArcSwap;
+use serde_json::Value;
 use tokio::net::UnixStream;
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout, timeout_at};
@@ -17,6 +18,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 use super::moving::{Giving, Waiter, answer, receive};
 use super::sockets::{self, Sockets, UPGRADE};
 use super::{ANSWER_WITHIN, LOOK_EVERY, OPTION, READY_WITHIN, counters};
+use crate::beliefs;
 use isthmus_admin::ProgramStatus;
 use isthmus_dataplane::handle::Control;
 use isthmus_dataplane::withdrawals::{Standing, Which, Withdrawal};
@@ -24,6 +26,7 @@ use isthmus_net::incoming::Accept;
 use isthmus_net::unix::UnixSocket;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::recorder::{Known, Recorder};
+use isthmus_upgrade::belief::{Beliefs, Present};
 use isthmus_upgrade::channel::Channel;
 use isthmus_upgrade::frame::DESCRIPTORS_MAX;
 use isthmus_upgrade::message::{Message, PROTOCOL, SocketName, Withdrawn};
@@ -88,6 +91,8 @@ pub(crate) struct Upgrades {
     /// The state of the process, which says whether the earlier process of an upgrade has ended.
     status: Arc<ArcSwap<ProgramStatus>>,
     attempt: Option<Attempt>,
+    /// What the next process learns from this one.
+    pub(crate) beliefs: Vec<Value>,
 }
 
 struct Door {
@@ -149,7 +154,7 @@ impl Upgrades {
             Ok(Door { path, .. }) => tracing::debug!(path = %path.display(), "the upgrade socket is open"),
             Err(why) => tracing::debug!("upgrades without a restart are not possible: {why}"),
         }
-        Self { program, door, instance, status, attempt: None }
+        Self { program, door, instance, status, attempt: None, beliefs: Vec::new() }
     }
 
     /// Starts a new process of the program file that is at the path now.
@@ -280,7 +285,8 @@ impl Upgrades {
             Attempt::new(Vec::new(), None)
         });
         let (deadline, instance) = (attempt.deadline, self.instance.clone());
-        attempt.agreeing = Some(scope.spawn(agree(channel, offer, instance, deadline)));
+        let beliefs = std::mem::take(&mut self.beliefs);
+        attempt.agreeing = Some(scope.spawn(agree(channel, (offer, beliefs), instance, deadline)));
     }
 
     /// Ends the upgrade in progress without a result: this process goes on, and tells why.
@@ -401,10 +407,13 @@ fn ended(status: ExitStatus) -> String {
     }
 }
 
+/// The listening sockets, and the beliefs of this process.
+type Offer = (io::Result<Vec<(SocketName, OwnedFd)>>, Vec<Value>);
+
 /// Offers the listening sockets, and waits until the new process could serve. On an error the new process is told to end.
 async fn agree(
     mut channel: Channel,
-    offer: io::Result<Vec<(SocketName, OwnedFd)>>,
+    offer: Offer,
     instance: Arc<str>,
     deadline: Instant,
 ) -> Result<Agreed, String> {
@@ -430,11 +439,7 @@ enum Disagreed {
     Here(String),
 }
 
-async fn talk(
-    channel: &mut Channel,
-    offer: io::Result<Vec<(SocketName, OwnedFd)>>,
-    instance: &str,
-) -> Result<String, Disagreed> {
+async fn talk(channel: &mut Channel, (offer, beliefs): Offer, instance: &str) -> Result<String, Disagreed> {
     let here = |error: io::Error| Disagreed::Here(lost(&error));
     let offer = offer.map_err(|error| Disagreed::Here(format!("the sockets cannot be offered: {error}")))?;
     let version = match receive(channel).await.map_err(here)? {
@@ -458,7 +463,7 @@ async fn talk(
         let descriptors: Vec<_> = some.iter().map(|(_, socket)| socket.as_fd()).collect();
         channel.send_with(&Message::Sockets { sockets }, &[], &descriptors).await.map_err(here)?;
     }
-    channel.send(&Message::Offered {}).await.map_err(here)?;
+    channel.send(&Message::Offered { beliefs: Some(beliefs) }).await.map_err(here)?;
     match receive(channel).await.map_err(here)? {
         Message::Ready {} => Ok(version),
         other => Err(unexpected(other)),
@@ -499,7 +504,9 @@ impl Agreed {
         let going = async {
             counters::send(&self.channel, recorder, &mut known).await?;
             let next_id = unused_id + IDS_BETWEEN;
-            let go = Message::Go { next_id, withdrawn: withdrawn(control), drains };
+            let (endpoints, _) = control.upstreams().beliefs(Present::now());
+            let beliefs = beliefs::message(Beliefs { endpoints, ..Beliefs::default() });
+            let go = Message::Go { next_id, withdrawn: withdrawn(control), drains, beliefs };
             self.channel.send(&go).await?;
             receive(&mut self.channel).await
         };

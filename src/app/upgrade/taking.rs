@@ -12,6 +12,7 @@ use tokio::time::{Instant, sleep, timeout};
 
 use super::sockets::{PASSED, Sockets};
 use super::{ANSWER_WITHIN, LOOK_EVERY, READY_WITHIN, counters, has_died};
+use crate::beliefs;
 use isthmus_admin::{ProgramStatus, TakenOver};
 use isthmus_dataplane::handle::{Control, GoesOn};
 use isthmus_dataplane::parcel::{Parcel, Place};
@@ -20,6 +21,7 @@ use isthmus_net::inherited::Inherited;
 use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::control::{UpgradeResult, UpgradedConnection};
+use isthmus_upgrade::belief::{Beliefs, EndpointBelief};
 use isthmus_upgrade::channel::{Channel, Received};
 use isthmus_upgrade::message::{Message, PROTOCOL, Withdrawn};
 use isthmus_upgrade::place;
@@ -40,6 +42,10 @@ pub(crate) struct Taking {
     is_alone: bool,
     /// The documents of the operators' orders to drain, if the old process has passed them on.
     drains: Option<Vec<String>>,
+    /// What the old process knows; `None` if its program does not tell.
+    beliefs: Option<Beliefs>,
+    /// What it knew of endpoints when this process began to serve; `None` before.
+    endpoints: Option<Vec<EndpointBelief>>,
 }
 
 impl Taking {
@@ -56,8 +62,17 @@ impl Taking {
         let channel = Channel::connect(path).await.map_err(cannot)?;
         let (instance, version) = (Arc::from(""), String::new());
         let begun = Instant::now();
-        let mut taking =
-            Self { channel, begun, instance, version, process: 0, is_alone: false, drains: None };
+        let mut taking = Self {
+            channel,
+            begun,
+            instance,
+            version,
+            process: 0,
+            is_alone: false,
+            drains: None,
+            beliefs: None,
+            endpoints: None,
+        };
         match timeout(ANSWER_WITHIN, taking.greet(sockets)).await {
             Ok(greeted) => greeted?,
             Err(_) => return Err("the gateway does not answer at its upgrade socket".to_owned()),
@@ -89,7 +104,10 @@ impl Taking {
                 Message::Sockets { sockets: names } if names.len() == descriptors.len() => {
                     names.into_iter().zip(descriptors).for_each(|(name, socket)| sockets.offer(name, socket));
                 }
-                Message::Offered {} => return Ok(()),
+                Message::Offered { beliefs } => {
+                    self.beliefs = beliefs.map(beliefs::read);
+                    return Ok(());
+                }
                 Message::Abort { why } => return Err(format!("the old process goes on: {why}")),
                 _ => return Err("the old process has sent a message that does not fit here".to_owned()),
             }
@@ -144,10 +162,11 @@ impl Taking {
                 Ok(Received { message: Message::Counters { counters, histograms }, .. }) => {
                     counters::add(&telemetry.recorder, &counters, &histograms);
                 }
-                Ok(Received { message: Message::Go { next_id, withdrawn, drains }, .. }) => {
+                Ok(Received { message: Message::Go { next_id, withdrawn, drains, beliefs }, .. }) => {
                     control.number_from(next_id);
                     withdraw(control, &withdrawn);
                     self.drains = drains;
+                    self.endpoints = Some(beliefs::read(beliefs).endpoints);
                     return Ok(());
                 }
                 other => return self.expect_nothing(other).await,
@@ -164,6 +183,16 @@ impl Taking {
             Ok(_) => Err("the old process has sent a message that does not fit here".to_owned()),
             Err(error) => self.take_alone(&error).await,
         }
+    }
+
+    /// Returns what the old process knows; `None` if its program does not tell.
+    pub(crate) fn beliefs(&self) -> Option<&Beliefs> {
+        self.beliefs.as_ref()
+    }
+
+    /// Returns what the old process knew of endpoints when it let this one serve; `None` if it has died before.
+    pub(crate) fn endpoints(&mut self) -> Option<Vec<EndpointBelief>> {
+        self.endpoints.take()
     }
 
     /// Returns the documents of the operators' orders to drain, if the old process has passed them on.

@@ -65,7 +65,7 @@ keys! {
         /// An update that removes the last ready endpoint of more than 10 services and of more than 30 % of the
         /// registry's services is applied only after this time; `0s`: at once.
         WITHDRAWAL_HOLD "withdrawalHold": form::Period = Options::default().withdrawal_hold;
-        /// Time that a start waits for registries before the listeners open without them.
+        /// Time that a start waits for registries, and for verdicts on gateways, before the listeners open without them.
         START_TIMEOUT "startTimeout": form::Period = Options::default().start_timeout;
     }
 

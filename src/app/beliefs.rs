@@ -1,0 +1,211 @@
+//! The beliefs of this process (see [`isthmus_upgrade::belief`]): collects them from the parts that own them, for a new process and for
+//! the state folder.
+//!
+//! The file in the state folder has a belief per line. It is written when the beliefs have changed, at most every [`WRITE_EVERY`], and
+//! once more when the process ends; and after [`RENEW_EVERY`] without a change, so that the beliefs do not seem old.
+
+use std::path::{Path, PathBuf};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use serde_json::Value;
+use tokio::time::{Instant, MissedTickBehavior, interval};
+
+use isthmus_aggregator::liveness::Liveness;
+use isthmus_aggregator::owner::{Handle, Recalled};
+use isthmus_dataplane::upstreams::Upstreams;
+use isthmus_files::line_file::LineFile;
+use isthmus_tasks::background;
+use isthmus_upgrade::belief::{BELIEFS_MAX, Belief, Beliefs, Present};
+
+/// The name of the list in the state folder.
+const FILE: &str = "beliefs";
+/// The limits of the file.
+const LIST: LineFile =
+    LineFile { name: "beliefs", lines_max: BELIEFS_MAX, line_bytes_max: LINE_BYTES_MAX as u64 };
+/// The longest line in bytes: a name of SRV records with many addresses. Longer ones are left out.
+const LINE_BYTES_MAX: usize = 64 << 10;
+/// The largest size in bytes of the beliefs that a new process gets. Those whose loss costs the least are left out first.
+const BYTES_MAX: usize = 6 << 20;
+/// The shortest time between two writes of the file.
+const WRITE_EVERY: Duration = Duration::from_secs(10);
+/// The longest time between two writes of the file while there are beliefs.
+const RENEW_EVERY: Duration = Duration::from_secs(3_600);
+
+/// Collects the beliefs, and keeps them in the state folder; cheap to clone.
+#[derive(Clone)]
+pub(super) struct Keeper {
+    aggregator: Handle,
+    liveness: Liveness,
+    upstreams: Arc<Upstreams>,
+    kept: Arc<Mutex<Kept>>,
+}
+
+#[derive(Default)]
+struct Kept {
+    /// The state folder; `None`: the beliefs are not kept on disk.
+    state: Option<PathBuf>,
+    /// True while another process of this gateway writes to the state folder.
+    is_held: bool,
+    /// What was written last, and when.
+    written: Option<(Beliefs, Instant)>,
+}
+
+impl Keeper {
+    /// Makes a keeper that writes nothing until [`Self::configure`].
+    pub(super) fn new(aggregator: Handle, liveness: Liveness, upstreams: Arc<Upstreams>) -> Self {
+        Self { aggregator, liveness, upstreams, kept: Arc::default() }
+    }
+
+    /// Uses the state folder of a config, unless another process writes to it.
+    pub(super) fn configure(&self, state: Option<&Path>, is_held: bool) {
+        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        if kept.state.as_deref() != state {
+            (kept.state, kept.written) = (state.map(Path::to_owned), None);
+        }
+        kept.is_held = is_held;
+    }
+
+    /// Returns all beliefs.
+    pub(super) async fn collect(&self) -> Beliefs {
+        let Recalled { names, holds } = self.aggregator.beliefs().await;
+        let present = Present::now();
+        let (gateways, distances) = self.liveness.beliefs(present);
+        let (endpoints, checks) = self.upstreams.beliefs(present);
+        Beliefs { names, gateways, distances, holds, endpoints, checks }
+    }
+
+    /// Writes the beliefs to the state folder whenever they have changed, for ever.
+    pub(super) async fn run(self) {
+        let mut every = interval(WRITE_EVERY);
+        every.set_missed_tick_behavior(MissedTickBehavior::Delay);
+        every.tick().await;
+        loop {
+            every.tick().await;
+            if self.is_due() {
+                self.write(Self::differ).await;
+            }
+        }
+    }
+
+    /// Writes the beliefs to the state folder, as the process ends or another one writes there from now on.
+    pub(super) async fn write_last(&self) {
+        if self.is_due() {
+            self.write(|_, _| true).await;
+        }
+    }
+
+    fn is_due(&self) -> bool {
+        let kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+        kept.state.is_some() && !kept.is_held
+    }
+
+    /// Returns true if these beliefs differ from those on disk, or those are old.
+    fn differ(written: Option<&(Beliefs, Instant)>, beliefs: &Beliefs) -> bool {
+        match written {
+            None => *beliefs != Beliefs::default(),
+            Some((before, at)) => beliefs.differ_from(before) || at.elapsed() >= RENEW_EVERY,
+        }
+    }
+
+    async fn write(&self, is_wanted: fn(Option<&(Beliefs, Instant)>, &Beliefs) -> bool) {
+        let mut beliefs = self.collect().await;
+        // The copy of the registry is in the state folder too.
+        beliefs.holds.iter_mut().for_each(|hold| hold.items = None);
+        let state = {
+            let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
+            if !is_wanted(kept.written.as_ref(), &beliefs) {
+                return;
+            }
+            kept.written = Some((beliefs.clone(), Instant::now()));
+            kept.state.clone()
+        };
+        let Some(state) = state else { return };
+        match background::run(move || store(&state, beliefs)).await {
+            Ok(Ok(())) => {}
+            Ok(Err(error)) => {
+                tracing::error!(
+                    %error,
+                    "cannot write the file {FILE} to the state folder; a restart forgets what this process has learnt"
+                );
+            }
+            Err(_) => tracing::error!("internal error: writing the state folder panicked"),
+        }
+    }
+}
+
+fn store(state: &Path, beliefs: Beliefs) -> std::io::Result<()> {
+    let lines = beliefs.all().filter_map(|belief| serde_json::to_string(&belief).ok());
+    LIST.store(&state.join(FILE), lines.filter(|line| line.len() < LINE_BYTES_MAX))
+}
+
+/// Reads the beliefs of an earlier process from the state folder; those that this program does not know are left out. Blocks.
+pub(super) fn load(state: &Path) -> Beliefs {
+    let read = |line: &str| Some(serde_json::from_str::<Belief>(line).ok());
+    let lines = LIST.load(&state.join(FILE), read).unwrap_or_else(|error| {
+        tracing::warn!(%error, "cannot read the file {FILE} in the state folder; what the last process has learnt is forgotten");
+        Vec::new()
+    });
+    of(lines.into_iter().flatten())
+}
+
+/// Returns beliefs in the form of a message.
+pub(super) fn message(beliefs: Beliefs) -> Vec<Value> {
+    let mut bytes = 0;
+    let mut has_place = |belief: &Belief| {
+        let length = serde_json::to_string(belief).map_or(usize::MAX, |text| text.len());
+        let fits = length < BYTES_MAX - bytes;
+        bytes += if fits { length } else { 0 };
+        fits
+    };
+    let all = beliefs.all().filter(|belief| has_place(belief));
+    all.filter_map(|belief| serde_json::to_value(belief).ok()).collect()
+}
+
+/// Returns the beliefs of a message; those that this program does not know are left out.
+pub(super) fn read(all: Vec<Value>) -> Beliefs {
+    of(all.into_iter().filter_map(|value| serde_json::from_value::<Belief>(value).ok()))
+}
+
+fn of(all: impl Iterator<Item = Belief>) -> Beliefs {
+    let mut beliefs = Beliefs::default();
+    beliefs.extend(all);
+    beliefs
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use isthmus_upgrade::belief::{HoldBelief, Moment};
+
+    fn held(registry: &str, items: Option<String>) -> HoldBelief {
+        HoldBelief { registry: registry.to_owned(), until: Moment::default(), is_emptied: false, items }
+    }
+
+    #[test]
+    fn what_is_stored_is_loaded_and_a_line_of_a_later_program_is_left_out() {
+        let folder = tempfile::tempdir().expect("a folder");
+        assert_eq!(load(folder.path()), Beliefs::default());
+        let beliefs = Beliefs { holds: vec![held("one", None), held("two", None)], ..Beliefs::default() };
+        store(folder.path(), beliefs.clone()).expect("stored");
+        assert_eq!(load(folder.path()), beliefs);
+        let later = [
+            r#"{"weather": {"place": "east"}}"#.to_owned(),
+            serde_json::to_string(&Belief::Hold(held("one", None))).expect("JSON"),
+        ];
+        LIST.store(&folder.path().join(FILE), later.iter()).expect("stored");
+        assert_eq!(load(folder.path()).holds, [held("one", None)]);
+        std::fs::write(folder.path().join(FILE), "isthmus beliefs 1\nhalf").expect("written");
+        assert_eq!(load(folder.path()), Beliefs::default());
+    }
+
+    #[test]
+    fn a_message_is_bounded_and_a_line_too() {
+        let large = held("large", Some("x".repeat(BYTES_MAX)));
+        let beliefs = Beliefs { holds: vec![large, held("small", None)], ..Beliefs::default() };
+        assert_eq!(read(message(beliefs.clone())).holds, [held("small", None)]);
+        let folder = tempfile::tempdir().expect("a folder");
+        store(folder.path(), beliefs).expect("stored");
+        assert_eq!(load(folder.path()).holds, [held("small", None)]);
+    }
+}
