@@ -120,19 +120,22 @@ pub async fn order(
     let snapshot = sources.reader.latest();
     let now = unix_seconds(SystemTime::now());
     let left = parts_left(sources, &snapshot, &drain.target, now);
+    let end = drain.parts_at_end();
+    let is_raised = end > left;
+    let may_raise = raises || drain.raises;
+    let drain = Drain { raises: is_raised && may_raise, ..drain };
     let drain = if left < PARTS { drain.going_on_from(left, now) } else { drain };
     let planned = drain.clone();
     let plan = background::run(move || plan(&snapshot, &planned)).await;
     let plan = plan.map_err(|_| Refused::Conflict("internal error: the plan panicked".to_owned()))?;
     let services = plan.services;
     let mut answer = plan.answer;
-    let end = drain.parts_at_end();
-    let of_all = |parts: u8| percent(parts.into(), PARTS.into());
+    let of_all = |parts: u16| percent(parts.into(), PARTS.into());
     (answer.left_percent, answer.to_percent) = (of_all(left), of_all(end));
     if mode == Mode::Plan {
         return Ok(answer);
     }
-    if end > left && !raises {
+    if is_raised && !may_raise {
         let text = format!(
             "the drain of {} has {} % left, and this order would raise it to {} %: --raise does so, and `isthmus undrain` ends the drain",
             drain.target, answer.left_percent, answer.to_percent
@@ -163,7 +166,7 @@ pub async fn order(
     let places = orders.order(drain).await.map_err(|error| Refused::Conflict(error.to_string()))?;
     tracing::info!(target = %target, "an operator ordered a drain");
     answer.result = format!(
-        "draining {target}, with endpoints of {services} services, from {} % to {} %: {places}{}",
+        "draining {target}, with endpoints of {services} services: now {} % → {} % of its weight: {places}{}",
         answer.left_percent,
         answer.to_percent,
         by_kubectl.unwrap_or_default()
@@ -172,12 +175,12 @@ pub async fn order(
 }
 
 /// Returns the smallest part that is left of the drains of a target; [`PARTS`] if it has none.
-fn parts_left(sources: &Sources, snapshot: &Snapshot, target: &DrainTarget, now: u64) -> u8 {
+fn parts_left(sources: &Sources, snapshot: &Snapshot, target: &DrainTarget, now: u64) -> u16 {
+    let in_force = snapshot.drains.0.iter().filter(|active| active.drain.target == *target);
     // An order of a moment ago may not be in the snapshot yet.
-    let orders = sources.drain_orders.all();
-    let all = snapshot.drains.0.iter().map(|active| &active.drain).chain(&orders);
-    let of_target = all.filter(|drain| drain.target == *target);
-    of_target.filter_map(|drain| drain.parts_left(now)).min().unwrap_or(PARTS)
+    let orders = sources.drain_orders.all().into_iter().filter(|drain| drain.target == *target);
+    let ordered = orders.filter_map(|drain| drain.parts_left(now));
+    in_force.map(|active| active.left).chain(ordered).min().unwrap_or(PARTS)
 }
 
 /// Returns the command that orders the drain of a Kubernetes Service in its cluster.

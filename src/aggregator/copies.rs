@@ -17,9 +17,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use self::codec::CopyFault;
-use super::leases;
+use super::{drains_left, leases};
 use isthmus_files::whole_file::{NEW, remove, write_whole};
 use isthmus_snapshot::change::Item;
+use isthmus_snapshot::drains::Left;
 use isthmus_snapshot::shard::Shard;
 use isthmus_snapshot::virtual_addresses::Leases;
 
@@ -65,6 +66,9 @@ struct Orders {
     leases: Option<Leases>,
     /// The time at which the leases were last written.
     leases_written: Option<Instant>,
+    /// What drains have left of their targets, and whether it differs from what is on disk.
+    left: Left,
+    left_differs: bool,
 }
 
 /// The treatment of copies of registries that the config does not have.
@@ -89,6 +93,7 @@ impl CopyStore {
     /// Sets the registries whose copies are kept below `dir`, and what happens to the copies of other registries.
     pub(super) fn keep(&self, dir: Option<&Path>, registries: BTreeSet<Arc<str>>, others: OtherCopies) {
         let mut orders = self.orders();
+        orders.left_differs |= orders.state.as_deref() != dir;
         orders.state = dir.map(Path::to_owned);
         orders.folder = dir.map(|dir| Folder(dir.join("registries")));
         orders.store.retain(|name, _| registries.contains(name));
@@ -106,6 +111,11 @@ impl CopyStore {
         self.shared.ordered.notify_one();
     }
 
+    /// Returns true if nothing is written at present.
+    pub(super) fn is_held(&self) -> bool {
+        self.orders().is_held
+    }
+
     /// Requests that a registry's copy be written. A pending request for the same registry is replaced.
     pub(super) fn store(&self, registry: &Arc<str>, shard: Arc<Shard>) {
         let mut orders = self.orders();
@@ -120,6 +130,16 @@ impl CopyStore {
         let mut orders = self.orders();
         if orders.state.is_some() {
             orders.leases = Some(leases.clone());
+            self.shared.ordered.notify_one();
+        }
+    }
+
+    /// Orders the write of what drains have left of their targets, if it differs from what was ordered last.
+    pub(super) fn store_left(&self, left: &Left) {
+        let mut orders = self.orders();
+        if orders.left != *left {
+            orders.left.clone_from(left);
+            orders.left_differs = true;
             self.shared.ordered.notify_one();
         }
     }
@@ -184,7 +204,12 @@ impl CopyStore {
         // Locked before orders are taken: otherwise the end of the process would find neither an order nor a write to wait for. If the
         // lock is poisoned, a thread that panicked may have left an incomplete file. Such a file is written again.
         let _writing = self.shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let Due { state, leases, folder, only, store, load } = self.orders().due(now);
+        let Due { state, leases, left, folder, only, store, load } = self.orders().due(now);
+        if let Some(Err(error)) =
+            state.as_ref().zip(left).map(|(state, left)| drains_left::store(state, &left))
+        {
+            tracing::error!(%error, "what drains have left of their targets cannot be written to the state folder");
+        }
         let Some(folder) = folder else {
             return load.into_iter().map(|name| CopyEvent::Read(name, Ok(None))).collect();
         };
@@ -216,6 +241,7 @@ impl CopyStore {
 struct Due {
     state: Option<PathBuf>,
     leases: Option<Leases>,
+    left: Option<Left>,
     folder: Option<Folder>,
     only: Option<BTreeSet<Arc<str>>>,
     store: BTreeMap<Arc<str>, Arc<Shard>>,
@@ -230,6 +256,7 @@ impl Orders {
             return !self.load.is_empty();
         }
         self.only.is_some()
+            || self.left_differs
             || !self.load.is_empty()
             || self.store.keys().any(|name| !self.written.get(name).is_some_and(waits))
             || (self.leases.is_some() && !self.leases_written.as_ref().is_some_and(waits))
@@ -260,7 +287,8 @@ impl Orders {
             self.leases_written = Some(now);
         }
         let (state, folder) = (self.state.clone(), self.folder.clone());
-        Due { state, leases, folder, only: self.only.take(), store, load }
+        let left = std::mem::take(&mut self.left_differs).then(|| self.left.clone());
+        Due { state, leases, left, folder, only: self.only.take(), store, load }
     }
 
     /// Returns the time at which the next copy is due.

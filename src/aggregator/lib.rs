@@ -7,13 +7,14 @@
 //! - `owner`: the one task; `lifecycle`: the state of each registry, with updates that are held back; `withdrawal`: whether
 //!   an update looks like a fault of the registry; `options`: the settings of the task.
 //! - `copies`: last good copies of registries on disk; `leases`: virtual addresses on disk.
-//! - `drain_orders`: the operators' orders to drain.
+//! - `drain_orders`: the operators' orders to drain. `drains_left`: what drains of documents have left of their targets.
 //! - `liveness`: probes of gateways. `round_trip`: the distances that they measure. `reported`: the distances that peers measure.
 //! - `resolver`: addresses of host names. `status`: the state of registries for readiness and operators.
 //! - [`token_review`]: the owner of a token, as an API server names it.
 
 pub mod copies;
 pub mod drain_orders;
+mod drains_left;
 pub mod etcd;
 pub mod file;
 mod leases;

@@ -12,7 +12,7 @@ use isthmus_model::name::HostName;
 use isthmus_model::time::unix_seconds;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
-use isthmus_snapshot::drains::Drains;
+use isthmus_snapshot::drains::{Drains, Left};
 use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::policy::Policy;
@@ -57,7 +57,7 @@ pub fn own(services: Listing) -> Shard {
 
 /// Builds the snapshot that a gateway would have at this time, without probes of other gateways.
 pub fn snapshot(policy: &Arc<Policy>, shards: &[Arc<Shard>], resolved: &Resolved) -> Snapshot {
-    let drains = Arc::new(Drains::at(unix_seconds(SystemTime::now()), policy, &[], shards));
+    let drains = Arc::new(Drains::at(unix_seconds(SystemTime::now()), &Left::default(), policy, &[], shards));
     let inputs = Inputs {
         trust_roots: &Arc::default(),
         policy,

@@ -23,6 +23,7 @@ use self::identities::Identities;
 use self::names::Names;
 use self::rounds::Round;
 use super::copies::{self, CopyEvent, CopyStore, OtherCopies};
+use super::drains_left;
 use super::lifecycle::Lifecycle;
 use super::options::Options;
 use super::registry::{Changes, Epoch, Factory};
@@ -36,7 +37,7 @@ use isthmus_net::lookup::LookedUp;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build;
 use isthmus_snapshot::change::Change;
-use isthmus_snapshot::drains::Drains;
+use isthmus_snapshot::drains::{DrainSource, Drains, Left};
 use isthmus_snapshot::inputs::{Inputs, Probes};
 use isthmus_snapshot::listing::Listing;
 use isthmus_snapshot::policy::{Gateway, Policy, RegistryScope};
@@ -78,6 +79,7 @@ pub struct Handle {
     trust_roots: watch::Sender<Arc<TrustRoots>>,
     probes: watch::Sender<Arc<Probes>>,
     drain_orders: watch::Sender<DrainOrders>,
+    left: mpsc::Sender<Left>,
     accepts: mpsc::Sender<(Arc<str>, AcceptReply)>,
     beliefs: mpsc::Sender<oneshot::Sender<Recalled>>,
     copies: CopyStore,
@@ -165,6 +167,12 @@ impl Handle {
         self.drain_orders.send_replace(orders);
     }
 
+    /// Adds what drains of the config and of registries had left in an earlier process.
+    pub async fn remember_left(&self, left: Left) {
+        // The owner may have ended.
+        let _ = self.left.send(left).await;
+    }
+
     /// Waits until the owner task has ended, which is a fault.
     pub async fn ended(&self) {
         self.configure.closed().await;
@@ -173,6 +181,11 @@ impl Handle {
     /// Begins or ends the time in which nothing is written to the state folder, because another process of this gateway writes to it.
     pub fn hold_state(&self, is_held: bool) {
         self.copies.hold(is_held);
+    }
+
+    /// Returns true if nothing is written to the state folder at present, because another process writes to it.
+    pub fn is_state_held(&self) -> bool {
+        self.copies.is_held()
     }
 
     /// Writes the last good states of registries that are not on disk yet. Blocks.
@@ -242,6 +255,8 @@ struct Owner {
     drain_orders: DrainOrders,
     /// The planned drains in force, as of the last build.
     drains: Arc<Drains>,
+    /// What drains of documents had left when they were last looked at, also of registries that were not read since the start.
+    left: Left,
     identities: Identities,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, LookedUp)>,
@@ -256,6 +271,7 @@ struct Inbox {
     probes: watch::Receiver<Arc<Probes>>,
     drain_orders: watch::Receiver<DrainOrders>,
     beliefs: mpsc::Receiver<oneshot::Sender<Recalled>>,
+    left: mpsc::Receiver<Left>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, LookedUp)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -269,6 +285,7 @@ enum Message {
     Probes(Arc<Probes>),
     DrainOrders(DrainOrders),
     Beliefs(oneshot::Sender<Recalled>),
+    Left(Left),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, LookedUp),
     Copy(CopyEvent),
@@ -299,6 +316,7 @@ impl Inbox {
             Ok(()) = self.drain_orders.changed() => Some(Message::DrainOrders(self.drain_orders.borrow_and_update().clone())),
             // It waits for the results of probes that were given before.
             Some(reply) = self.beliefs.recv() => Some(Message::Beliefs(reply)),
+            Some(left) = self.left.recv() => Some(Message::Left(left)),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -373,7 +391,10 @@ impl Owner {
         let (probes, probes_used) = watch::channel(Arc::default());
         let (drain_orders, drain_orders_used) = watch::channel(DrainOrders::default());
         let (beliefs, beliefs_wanted) = mpsc::channel(QUEUE);
-        let drains = Arc::new(Drains::at(drain_time(), &sources.policy, &[], &[]));
+        let (remember, remembered) = mpsc::channel(1);
+        let left = drains_left::load(sources.options.state.as_deref());
+        copies.store_left(&left);
+        let drains = Arc::new(Drains::at(drain_time(), &left, &sources.policy, &[], &[]));
         let mut names = Names::default();
         names.recall(recalled, present);
         let shards = [own.clone()];
@@ -416,6 +437,7 @@ impl Owner {
             probes: Arc::default(),
             drain_orders: DrainOrders::default(),
             drains,
+            left,
             identities: Identities::default(),
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
@@ -438,6 +460,7 @@ impl Owner {
             probes: probes_used,
             drain_orders: drain_orders_used,
             beliefs: beliefs_wanted,
+            left: remembered,
             changes: changed,
             answers: answered,
             copies: copies_news,
@@ -450,6 +473,8 @@ impl Owner {
             drain_orders,
             accepts,
             beliefs,
+            left: remember,
+            accepts,
             copies,
         };
         (owner, inbox, handle, reader)
@@ -502,6 +527,7 @@ impl Owner {
                 Message::DrainOrders(orders) => self.drain_orders = orders,
                 // The asker may be gone.
                 Message::Beliefs(reply) => drop(reply.send(self.beliefs())),
+                Message::Left(left) => self.left.lower(left),
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
                 Message::Resolution(name, answer) => self.resolve(name, answer, now, &mut round),
                 Message::Copy(news) => self.apply_copy_event(news, now, &mut round),
@@ -705,12 +731,31 @@ impl Owner {
 
     /// Updates the planned drains in force; returns true if they changed.
     fn find_drains(&mut self) -> bool {
-        let drains = Drains::at(drain_time(), &self.policy, &self.drain_orders, &self.shards());
+        let shards = self.shards();
+        let drains = Drains::at(drain_time(), &self.left, &self.policy, &self.drain_orders, &shards);
+        self.remember_left(&drains);
         let differs = drains != *self.drains;
         if differs {
             self.drains = Arc::new(drains);
         }
         differs
+    }
+
+    /// Keeps what these drains have left, and what those of registries had left that were not read since the start.
+    fn remember_left(&mut self, drains: &Drains) {
+        let mut left = drains.left();
+        let is_unread = |registry: &str| {
+            let lives = self.registries.iter().map(|followed| &followed.life);
+            lives.into_iter().any(|life| *life.spec.name == *registry && !life.is_known())
+        };
+        let of_unread =
+            std::mem::take(&mut self.left.0).into_iter().filter(|((source, _), _)| match source {
+                DrainSource::Registry(name) => is_unread(name),
+                DrainSource::Config | DrainSource::Operator => false,
+            });
+        left.lower(Left(of_unread.collect()));
+        self.copies.store_left(&left);
+        self.left = left;
     }
 
     fn publish_status(&self) {

@@ -148,7 +148,7 @@ pub(super) fn order(order: &Order, out: &mut impl Write) -> Result<(), Failure> 
 fn planned(ordered: &Ordered, out: &mut impl Write) -> std::io::Result<()> {
     let Ordered { left_percent: left, to_percent: to, .. } = ordered;
     let note = if to > left { "; such an order needs --raise" } else { "" };
-    writeln!(out, "now {left} % of its weight, at the end {to} %{note}")?;
+    writeln!(out, "now {left} % → {to} % of its weight{note}")?;
     if ordered.changes.is_empty() {
         return writeln!(
             out,

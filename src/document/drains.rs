@@ -31,11 +31,14 @@ keys! {
         PEER "peer": form::Text => "another target";
         /// Time at which the drain begins.
         SINCE "since": form::Time => "the drain is at its end from the start; required with `over` and `closeAfter`";
-        /// Time over which the weight falls, in 32 equal steps, from all of it to `to`.
+        /// Time over which the weight falls, in steps of 1/32, from all of it to `to`.
         OVER "over": form::Period = Duration::ZERO;
         /// Part of its weight that the target keeps at the end. A target that keeps nothing is used only where there is nothing
         /// else.
         TO "to": form::Percent = 0;
+        /// Whether this order may give the target more than an earlier order in its place has left, up to `to`. Without it, what is left
+        /// never rises while the target is drained.
+        RAISE "raise": form::Boolean = false;
         /// Time at which the drain ends by itself, and the target has its whole weight again.
         UNTIL "until": form::Time => "when the order is withdrawn";
         /// Time from `since` after which existing connections are closed, oldest first, each in a pause.
@@ -46,7 +49,7 @@ keys! {
 }
 
 /// The largest part of its weight, in percent, that a target keeps at the end.
-const TO_MAX: u8 = 96;
+const TO_MAX: u8 = 99;
 
 /// The keys of the targets, of which a drain has exactly one.
 const TARGETS: [&dyn AnyKey; 6] = [
@@ -91,12 +94,13 @@ pub fn of(node: &Node, path: &Path<'_>, problems: &mut Problems) -> Option<Drain
     }
     let to_percent = fields.get(&PlannedDrain::TO);
     if let Some(node) = fields.at(&PlannedDrain::TO).filter(|_| to_percent > TO_MAX) {
-        let fault = format!("a drain has 32 steps, so a target keeps at most {TO_MAX}%");
+        let fault = format!("a target that is drained keeps at most {TO_MAX}%");
         problems.error(node.position, &path.key(PlannedDrain::TO.name()), fault);
         return None;
     }
     let reason = fields.get(&PlannedDrain::REASON).unwrap_or_default();
-    Some(Drain { target, since: since.unwrap_or(0), over, to_percent, until, close_after, reason })
+    let raises = fields.get(&PlannedDrain::RAISE);
+    Some(Drain { target, since: since.unwrap_or(0), over, to_percent, raises, until, close_after, reason })
 }
 
 /// Parses a document that is one drain. `name` names it in problems.
@@ -128,6 +132,10 @@ pub fn written(drain: &Drain) -> Vec<(&'static str, String)> {
         put(&PlannedDrain::OVER, form::Period::write(&drain.over));
     }
     put(&PlannedDrain::TO, form::Percent::write(&drain.to_percent));
+    if drain.raises {
+        // Accepted as a text, too, unlike `true`.
+        put(&PlannedDrain::RAISE, "on".to_owned());
+    }
     if let Some(until) = drain.until {
         put(&PlannedDrain::UNTIL, rfc3339_seconds(until));
     }

@@ -280,12 +280,12 @@ pub struct EndpointTemplate {
     /// The SPIFFE ID that clients verify; `None` if the registry declares none.
     pub identity: Option<Identity>,
     /// The parts of [`PARTS`](crate::drain::PARTS) of the weight that a peer's planned drain has taken away.
-    #[serde(default, skip_serializing_if = "is_none_taken")]
-    pub drained: u8,
+    #[serde(default, rename = "drained_parts", skip_serializing_if = "is_none_taken")]
+    pub drained: u16,
 }
 
 /// Returns true if a drain has taken nothing away.
-fn is_none_taken(drained: &u8) -> bool {
+fn is_none_taken(drained: &u16) -> bool {
     *drained == 0
 }
 

@@ -3,7 +3,7 @@
 
 use std::collections::{BTreeMap, BTreeSet};
 
-use isthmus_model::drain::PARTS;
+use isthmus_model::drain::{PARTS, STEP};
 use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Network};
@@ -69,7 +69,8 @@ pub(super) fn service(snapshot: &Snapshot, exported: &Exported<'_>, exported_at:
                 identity: key.identity,
                 ports: ports.into_iter().map(str::to_owned).collect(),
                 weight: key.weight.max(1),
-                drained: key.drained.into(),
+                drained: (key.drained / STEP).into(),
+                drained_parts: finer(key.drained),
             })
             .collect(),
     }
@@ -115,7 +116,7 @@ struct GroupKey {
     tls: &'static str,
     hbone: bool,
     identity: String,
-    drained: u8,
+    drained: u16,
     weight: u32,
 }
 
@@ -132,6 +133,11 @@ impl GroupKey {
             weight: 0,
         }
     }
+}
+
+/// Returns what a drain has taken away, if whole steps do not say it. A peer of an earlier version knows steps alone.
+fn finer(drained: u16) -> u32 {
+    if drained.is_multiple_of(STEP) { 0 } else { drained.into() }
 }
 
 /// Returns the key in [`gateways`] for the endpoints of a cluster. If the cluster has gateways of its own, this is the key of
@@ -179,6 +185,7 @@ pub(super) fn gateways(snapshot: &Snapshot, peer: &Peer) -> BTreeMap<String, pro
             let of_cluster = (!gateway.cluster.as_str().is_empty()).then(|| way(network, &gateway.cluster));
             for way in std::iter::once(network.to_string()).chain(of_cluster) {
                 let key = format!("{way} {} {sni} {hbone}", gateway.host);
+                let drained = PARTS.saturating_sub(known.left);
                 let told = proto::Gateway {
                     key: key.clone(),
                     network: way,
@@ -188,7 +195,8 @@ pub(super) fn gateways(snapshot: &Snapshot, peer: &Peer) -> BTreeMap<String, pro
                     locality: gateway.locality.to_string(),
                     weight: gateway.weight.value(),
                     identity: gateway.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
-                    drained: PARTS.saturating_sub(known.left).into(),
+                    drained: (drained / STEP).into(),
+                    drained_parts: finer(drained),
                 };
                 all.entry(key).or_insert(told);
             }

@@ -190,7 +190,7 @@ impl Snapshot {
                 else {
                     continue;
                 };
-                let least = |at: usize, left: u8| part.left_of(at).min(left);
+                let least = |at: usize, left: u16| part.left_of(at).min(left);
                 part.left = Some(of_more.iter().enumerate().map(|(at, left)| least(at, *left)).collect());
             }
             next.services.insert(name, view.into());

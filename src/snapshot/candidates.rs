@@ -36,7 +36,7 @@ pub struct Candidate {
     pub weight: Weight,
     /// The parts of [`PARTS`] of the weight that planned drains leave. With 0 the endpoint is in reserve: it is chosen only if no
     /// other is healthy.
-    pub left: u8,
+    pub left: u16,
     /// True if the endpoint is chosen only while no other is healthy.
     pub is_backup: bool,
     /// The number of connections with which the endpoint is full; `None`: there is no limit.
@@ -190,8 +190,8 @@ fn take_away(endpoints: &mut [Candidate]) {
     if endpoints.iter().all(|one| matches!(one.left, 0 | PARTS)) {
         return;
     }
-    let parts = |one: &Candidate| one.weight.value().saturating_mul(one.left.max(1).into());
-    let gcd = |mut a: u32, mut b: u32| {
+    let parts = |one: &Candidate| u64::from(one.weight.value()) * u64::from(one.left.max(1));
+    let gcd = |mut a: u64, mut b: u64| {
         while b != 0 {
             (a, b) = (b, a % b);
         }
@@ -199,7 +199,8 @@ fn take_away(endpoints: &mut [Candidate]) {
     };
     let common = endpoints.iter().map(parts).fold(0, gcd).max(1);
     for one in endpoints {
-        one.weight = Weight::new(parts(one) / common).unwrap_or(Weight::ONE);
+        let weight = u32::try_from(parts(one) / common).unwrap_or(u32::MAX);
+        one.weight = Weight::new(weight).unwrap_or(Weight::ONE);
     }
 }
 

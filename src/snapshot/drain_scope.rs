@@ -69,7 +69,7 @@ impl Drains {
         service: &Service,
         networks: &NetworkTable,
         resolved: &Resolved,
-    ) -> Option<Box<[u8]>> {
+    ) -> Option<Box<[u16]>> {
         let scope = Scope { origin, service, networks, resolved };
         let drains: Vec<&ActiveDrain> = self.0.iter().filter(|one| scope.may_be_of(one)).collect();
         if drains.is_empty() && service.import.is_none() {
@@ -80,7 +80,7 @@ impl Drains {
             let by_peer = PARTS.saturating_sub(endpoint.template.drained);
             applying.map(|one| one.left).chain([by_peer]).min().unwrap_or(PARTS)
         };
-        let left: Box<[u8]> = service.endpoints.iter().map(left).collect();
+        let left: Box<[u16]> = service.endpoints.iter().map(left).collect();
         left.iter().any(|left| *left < PARTS).then_some(left)
     }
 }

@@ -88,7 +88,7 @@ pub struct GatewayEntry {
     /// The name of the registry that gives the gateway; empty for the config file.
     pub registry: Arc<str>,
     /// The parts of [`PARTS`](isthmus_model::drain::PARTS) of the gateway's weight that planned drains leave.
-    pub left: u8,
+    pub left: u16,
 }
 
 impl GatewayEntry {

@@ -206,8 +206,8 @@ pub struct Gateway {
     /// The addresses of the gateway's instances on their own network, as far as a registry knows them.
     pub instances: Arc<[SocketAddr]>,
     /// The parts of [`PARTS`](isthmus_model::drain::PARTS) of the weight that a peer's planned drain has taken away.
-    #[serde(default)]
-    pub drained: u8,
+    #[serde(default, rename = "drained_parts")]
+    pub drained: u16,
 }
 
 /// One listener. Its socket is keyed by `bind`; all other fields can change without touching the socket.

@@ -32,7 +32,7 @@ pub struct PortEndpoint<'a> {
     /// The kind of object that turns the mesh's mutual TLS off on the port of the endpoint, if one does.
     pub mesh_tls_off: Option<MeshTlsOff>,
     /// The parts of [`PARTS`] of the endpoint's weight that planned drains leave; 0: the endpoint is in reserve.
-    pub left: u8,
+    pub left: u16,
 }
 
 impl<'a> PortEndpoint<'a> {
@@ -41,7 +41,7 @@ impl<'a> PortEndpoint<'a> {
     pub(super) fn of(
         origin: &'a Origin,
         service: &'a Service,
-        left: Option<&'a [u8]>,
+        left: Option<&'a [u16]>,
         own: &'a ServicePort,
         networks: &'a NetworkTable,
     ) -> impl Iterator<Item = PortEndpoint<'a>> {

@@ -26,7 +26,6 @@ use crate::steering::{Cost, ServiceSteering, SteeringMode};
 use crate::testing::*;
 use crate::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_model::address::Host;
-use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, MeshTlsOff, PortMeshTls, TlsMode,
     Weight,
@@ -295,7 +294,7 @@ pub(crate) fn drains() -> impl Strategy<Value = Arc<Drains>> {
         select(NETWORKS.to_vec()).prop_map(|name| ("network", name)),
         select(CLUSTERS[1..].to_vec()).prop_map(|name| ("cluster", name)),
     ];
-    let left = prop_oneof![2 => Just(0), 1 => Just(PARTS), 3 => 0..PARTS];
+    let left = prop_oneof![2 => Just(0), 1 => Just(32), 3 => 0..32_u16];
     vec((target, left), 0..3).prop_map(|all| {
         let drains = all.into_iter().filter(|((_, name), _)| !name.is_empty());
         Arc::new(Drains(drains.map(|((kind, name), left)| drained(kind, name, left)).collect()))

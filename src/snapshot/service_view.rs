@@ -108,7 +108,7 @@ pub struct Part {
     /// The objects of the registry that mark the service as meant for other networks; shared with the registry's shard.
     pub marks: Arc<[Mark]>,
     /// The parts of [`PARTS`] that planned drains leave of each endpoint; `None` if all are left.
-    pub(super) left: Option<Box<[u8]>>,
+    pub(super) left: Option<Box<[u16]>>,
 }
 
 impl Part {
@@ -122,7 +122,7 @@ impl Part {
     }
 
     /// Returns the parts of [`PARTS`] that drains leave of the endpoint at this index.
-    pub(super) fn left_of(&self, at: usize) -> u8 {
+    pub(super) fn left_of(&self, at: usize) -> u16 {
         self.left.as_deref().and_then(|left| left.get(at).copied()).unwrap_or(PARTS)
     }
 

@@ -25,7 +25,7 @@ use super::shard::Shard;
 use super::steering::Steering;
 use super::trust_roots::TrustRoots;
 use isthmus_model::address::{Bind, Host};
-use isthmus_model::drain::{Drain, DrainTarget};
+use isthmus_model::drain::{Drain, DrainTarget, STEP};
 use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Weight};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
@@ -80,12 +80,13 @@ impl Mesh {
     }
 }
 
-/// Returns an operator's drain of a target that has these parts left.
-pub fn drained(kind: &str, name: &str, left: u8) -> ActiveDrain {
+/// Returns an operator's drain of a target that has this number of steps left.
+pub fn drained(kind: &str, name: &str, left: u16) -> ActiveDrain {
     let target = DrainTarget::parse(kind, name).expect("a target");
     let (over, reason) = (Duration::ZERO, "".into());
-    let drain = Drain { target, since: 0, over, to_percent: 0, until: None, close_after: None, reason };
-    ActiveDrain { drain: drain.into(), source: DrainSource::Operator, left }
+    let (until, close_after) = (None, None);
+    let drain = Drain { target, since: 0, over, to_percent: 0, raises: false, until, close_after, reason };
+    ActiveDrain { drain: drain.into(), source: DrainSource::Operator, left: left * STEP }
 }
 
 /// Returns a shard whose scope allows everything.

@@ -388,7 +388,7 @@ impl<'a> Horizon<'a> {
     }
 
     /// Returns the parts of [`PARTS`] with which something counts of which drains leave `left`.
-    fn parts(&self, left: u8) -> u8 {
+    fn parts(&self, left: u16) -> u16 {
         match self.pass {
             Pass::Regular => left,
             Pass::Reserve => PARTS,
@@ -490,7 +490,7 @@ impl<'a> Horizon<'a> {
         }
         let sum = behind.exported.entry(mode).or_default().entry(cluster.clone()).or_default();
         sum.weight += weight;
-        sum.parts += weight * u64::from(left);
+        sum.parts = sum.parts.saturating_add(weight.saturating_mul(left.into()));
         Ok(())
     }
 
@@ -690,7 +690,7 @@ fn leave_share(entries: &mut [Entry]) {
 }
 
 /// Returns these parts of [`PARTS`] of a weight.
-fn in_parts(weight: u64, parts: u8) -> Share {
+fn in_parts(weight: u64, parts: u16) -> Share {
     match parts {
         PARTS => share(weight),
         parts => Share::new(BigUint::from(weight) * parts, PARTS.into()),

@@ -2,8 +2,11 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
+use std::time::SystemTime;
 
 use serde_json::{Value, json};
+
+use isthmus::model::time::{rfc3339_seconds, unix_seconds};
 
 use crate::federation::weighs;
 use crate::kubernetes_hostile::Rig;
@@ -53,10 +56,13 @@ fn seen(gateway: &Gateway, service: &str) -> Vec<(String, u64, u64)> {
         .collect()
 }
 
+fn owned(wanted: &[(&str, u64, u64)]) -> Vec<(String, u64, u64)> {
+    wanted.iter().map(|(at, priority, weight)| ((*at).to_owned(), *priority, *weight)).collect()
+}
+
 #[track_caller]
 fn becomes(gateway: &Gateway, service: &str, wanted: &[(&str, u64, u64)]) {
-    let wanted: Vec<_> =
-        wanted.iter().map(|(at, priority, weight)| ((*at).to_owned(), *priority, *weight)).collect();
+    let wanted = owned(wanted);
     eventually(&format!("{service}: {wanted:?}"), || (seen(gateway, service) == wanted).then_some(()));
 }
 
@@ -118,7 +124,7 @@ fn an_order_is_planned_refused_forced_shown_and_ended() {
         [&["--over", "1h"][..], &["--over", "1h", "--reason", "CHG-2", "--until", "2h"], &["--over", "10s"]]
     {
         let again = runs(&gateway, &[&["drain", "network", "west"], more].concat());
-        assert!(again.contains("from 0 % to 0 %"), "{again}");
+        assert!(again.contains("now 0 % → 0 % of its weight"), "{again}");
         assert_eq!(gateway.json("/api/v1/drains")[0]["left_percent"], 0, "{more:?}");
     }
     let raise = ["drain", "network", "west", "--over", "0s", "--to", "50%"];
@@ -129,21 +135,60 @@ fn an_order_is_planned_refused_forced_shown_and_ended() {
         "{text}"
     );
     let plan = runs(&gateway, &[&raise[..], &["--plan"]].concat());
-    assert!(
-        plan.starts_with("now 0 % of its weight, at the end 50 %; such an order needs --raise"),
-        "{plan}"
-    );
+    assert!(plan.starts_with("now 0 % → 50 % of its weight; such an order needs --raise"), "{plan}");
     runs(&gateway, &[&raise[..], &["--raise"]].concat());
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 4), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
     runs(&gateway, &["undrain", "network", "west"]);
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
     assert_eq!(isthmus(&gateway, &["undrain", "network", "west"]).status.code(), Some(1));
+
+    // A percent is kept exactly, although the ramp has 32 steps.
+    let ordered = runs(&gateway, &["drain", "network", "west", "--over", "0s", "--to", "1%"]);
+    assert!(ordered.contains("now 100 % → 1 % of its weight"), "{ordered}");
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 200), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+    assert_eq!(gateway.json("/api/v1/drains")[0]["left_percent"], 1);
+    runs(&gateway, &["undrain", "network", "west"]);
     assert_eq!(runs(&gateway, &["drains"]), "no drain is in force\n");
 
     // One of two gateways: the other takes over, and a drain ends by itself.
     runs(&gateway, &["drain", "gateway", "192.0.2.3", "--over", "0s", "--until", "10s"]);
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 1), (WEST[0], 1, 1), (WEST[1], 0, 1)]);
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+}
+
+#[test]
+fn a_document_of_the_config_never_raises_what_is_left_unless_it_says_so() {
+    let config = format!("{WORLD}state: {{dir: state}}\n");
+    let with = |drain: &str| format!("{config}drains: [{{network: west, {drain}}}]\n");
+    let (ended, half) =
+        ([(EAST, 0, 1), (WEST[0], 1, 1), (WEST[1], 1, 1)], [(EAST, 0, 4), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+    let mut gateway = Gateway::start(&with("reason: one"));
+    becomes(&gateway, "cart.mesh", &ended);
+    let now = rfc3339_seconds(unix_seconds(SystemTime::now()));
+    let amended =
+        [format!("since: {now}, over: 1h"), "to: 50%".to_owned(), "to: 99%, reason: two".to_owned()];
+    for drain in &amended {
+        gateway.reload(&with(drain));
+        assert_eq!(gateway.json("/api/v1/drains")[0]["left_percent"], 0, "{drain}");
+        assert_eq!(seen(&gateway, "cart.mesh"), owned(&ended), "{drain}");
+    }
+    // The next process knows what the one before it had left, however the document was amended meanwhile.
+    gateway.kill();
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::rename(gateway.folder().join("state"), folder.path().join("state")).expect("moved");
+    let gateway = Gateway::start_in(folder, &with(&amended[0]), &[]);
+    assert_eq!(gateway.json("/api/v1/drains")[0]["left_percent"], 0);
+    assert_eq!(seen(&gateway, "cart.mesh"), owned(&ended));
+
+    gateway.reload(&with("to: 50%, raise: true"));
+    becomes(&gateway, "cart.mesh", &half);
+    gateway.reload(&with("to: 99%"));
+    assert_eq!(gateway.json("/api/v1/drains")[0]["left_percent"], 50);
+    // Without the drain there is nothing to begin from.
+    gateway.reload(&config);
+    becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
+    gateway.reload(&with("to: 50%"));
+    becomes(&gateway, "cart.mesh", &half);
 }
 
 #[test]
@@ -343,10 +388,13 @@ fn the_annotation_of_a_kubernetes_service_is_a_drain_and_a_mistake_in_it_changes
         (gateway.json("/api/v1/drains")[0]["reason"] == "CHG-2").then_some(())
     });
     stays(&gateway, "more than 4096 bytes");
-    annotated("{\"to\": \"50%\"}");
+    annotated("{\"to\": \"50%\", \"reason\": \"CHG-3\"}");
     eventually("the next order", || {
-        (gateway.json("/api/v1/drains")[0]["left_percent"] == 50 && flaw(&gateway).is_none()).then_some(())
+        (gateway.json("/api/v1/drains")[0]["reason"] == "CHG-3" && flaw(&gateway).is_none()).then_some(())
     });
+    assert_eq!(gateway.json("/api/v1/drains")[0]["left_percent"], 25, "it raises nothing");
+    annotated("{\"to\": \"50%\", \"raise\": true}");
+    eventually("what is raised", || (gateway.json("/api/v1/drains")[0]["left_percent"] == 50).then_some(()));
     fake.put(&crate::kubernetes_hostile::service("web", 443));
     eventually("no drain", || {
         (gateway.json("/api/v1/drains") == json!([]) && flaw(&gateway).is_none()).then_some(())

@@ -55,7 +55,7 @@ impl Owner {
             Some(addresses) => addresses.renew(&dirty, &shards, &self.copies),
             None => Cow::Borrowed(&dirty),
         };
-        let drains = Arc::new(Drains::at(drain_time(), &policy, &self.drain_orders, &shards));
+        let drains = Arc::new(Drains::at(drain_time(), &self.left, &policy, &self.drain_orders, &shards));
         let current = self.publisher.current();
         let identities = self.identities.next(&dirty.services, &current, &shards, now);
         let inputs = Inputs {
@@ -85,6 +85,7 @@ impl Owner {
         let before = std::mem::replace(&mut self.options, options);
         self.keep_copies(&registries);
         self.succeed(lives);
+        self.remember_left(&self.drains.clone());
         self.find_unread(now);
         self.note_changes(&own_dirty);
         self.names.configure(&self.policy, next.routes(), &shards);

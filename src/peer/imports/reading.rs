@@ -8,7 +8,7 @@ use prost::Message as _;
 use crate::outline::Outline;
 use isthmus_document::intern::Interner;
 use isthmus_model::address::Host;
-use isthmus_model::drain::PARTS;
+use isthmus_model::drain::{PARTS, STEP};
 use isthmus_model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight,
 };
@@ -173,7 +173,7 @@ fn endpoint(
         tls: Some(DeclaredTls::Mode(tls)),
         encapsulation: if group.hbone { Encapsulation::Hbone } else { Encapsulation::None },
         identity: identity(peer, &group.identity)?,
-        drained: drained(group.drained)?,
+        drained: drained(group.drained, group.drained_parts)?,
         ..EndpointTemplate::default()
     };
     Ok(Endpoint {
@@ -219,15 +219,16 @@ pub(super) fn gateway(
             weight: Weight::new(gateway.weight).ok_or("the gateway has the weight 0")?,
             identity: identity(peer, &gateway.identity)?,
             instances: Arc::default(),
-            drained: drained(gateway.drained)?,
+            drained: drained(gateway.drained, gateway.drained_parts)?,
         },
     })
 }
 
-/// Reads what a drain has taken away.
-fn drained(parts: u32) -> Result<u8, String> {
-    let drained = u8::try_from(parts).ok().filter(|drained| *drained <= PARTS);
-    drained.ok_or_else(|| format!("a drain has taken {parts} of {PARTS} parts of the weight"))
+/// Reads what a drain has taken away: steps, or parts where whole steps do not say it.
+fn drained(steps: u32, parts: u32) -> Result<u16, String> {
+    let all = if parts == 0 { steps.saturating_mul(STEP.into()) } else { parts };
+    let drained = u16::try_from(all).ok().filter(|drained| *drained <= PARTS);
+    drained.ok_or_else(|| format!("a drain has taken {all} of {PARTS} parts of the weight"))
 }
 
 /// Returns the name that a network of the peer has in this mesh.

@@ -89,14 +89,14 @@ fn the_overprovisioning_factor_counts_once() {
     assert_eq!(left(vec![group(0, 21, 9), group(1, 30, 0)]), 100);
     assert_eq!(left(vec![group(0, 8, 22), group(1, 90, 0)]), 100);
     assert_eq!(left(vec![group(0, 30, 0), fixed(group(1, 30, 0), 50)]), 140);
-    let drained = Group { drained: 16 * 30, ..group(0, 30, 0) };
+    let drained = Group { drained: 1_600 * 30, ..group(0, 30, 0) };
     assert_eq!(left(vec![drained, group(1, 30, 0), group(2, 30, 0)]), 100, "ring 1 is full");
 }
 
 #[test]
 fn a_drain_leaves_calls_to_networks_with_room() {
     let drained = |left: u64| {
-        let own = Group { drained: (32 - left) * 30, ..group(0, 30, 0) };
+        let own = Group { drained: (32 - left) * 100 * 30, ..group(0, 30, 0) };
         taken([own, group(1, 30, 0), group(2, 30, 0)]).map(|(share, _)| share)
     };
     assert_eq!(drained(32), [32, 0, 0]);

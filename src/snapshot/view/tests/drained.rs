@@ -113,7 +113,7 @@ fn the_drain_of_a_registry_is_of_no_gateway_of_another() {
         (snapshot.is_gateway_drained(&active, is_own), entry.gateways[0].left, shown)
     };
     assert_eq!(is_drained(DrainSource::Operator), (true, 0, 1));
-    assert_eq!(is_drained(DrainSource::Registry("other".into())), (false, 32, 0));
+    assert_eq!(is_drained(DrainSource::Registry("other".into())), (false, PARTS, 0));
 }
 
 #[test]
@@ -205,7 +205,7 @@ fn gateways_choose_their_tls_mode_whatever_is_drained() {
 
 #[test]
 fn the_gateways_of_this_network_choose_by_what_is_left() {
-    let choices = |left| -> Vec<(u32, u8)> {
+    let choices = |left| -> Vec<(u32, u16)> {
         let mesh = with(&mesh(), vec![drained("endpoint", "10.1.0.1", left)]);
         let mut policy = (*mesh.policy).clone();
         policy.node.network = Network::new("east");
@@ -214,9 +214,9 @@ fn the_gateways_of_this_network_choose_by_what_is_left() {
         let candidates = port.candidates("", AskedBy::MeshName).expect("candidates");
         candidates.endpoints().iter().map(|one| (one.weight.value(), one.left)).collect()
     };
-    assert_eq!(choices(32), [(1, 32), (1, 32)]);
-    assert_eq!(choices(8), [(1, 8), (4, 32)]);
-    assert_eq!(choices(0), [(1, 32), (1, 0)], "the one in reserve is last");
+    assert_eq!(choices(32), [(1, PARTS), (1, PARTS)]);
+    assert_eq!(choices(8), [(1, PARTS / 4), (4, PARTS)]);
+    assert_eq!(choices(0), [(1, PARTS), (1, 0)], "the one in reserve is last");
 }
 
 proptest! {
