@@ -205,19 +205,26 @@ fn kubectl(sources: &Sources, drain: &Drain) -> Option<String> {
 /// Ends an operator's drain of a target.
 pub async fn withdraw(sources: &Sources, kind: &str, name: &str) -> Result<String, Refused> {
     let target = DrainTarget::parse(kind, name).map_err(Refused::Parameters)?;
-    // Another replica, or this one before a restart, may have written the order to a registry.
-    let is_elsewhere = sources
-        .reader
-        .latest()
-        .drains
-        .0
-        .iter()
-        .any(|active| matches!(active.source, DrainSource::Registry(_)) && active.drain.target == target);
-    match sources.drain_orders.withdraw(&target, is_elsewhere).await {
+    let snapshot = sources.reader.latest();
+    let of_target = || snapshot.drains.0.iter().filter(|active| active.drain.target == target);
+    // Another replica may have written the order to a registry.
+    let shown_by = of_target().filter_map(|active| match &active.source {
+        DrainSource::Registry(name) => Some(name.clone()),
+        DrainSource::Config | DrainSource::Operator => None,
+    });
+    match sources.drain_orders.withdraw(&target, shown_by.collect()).await {
         Ok(places) => {
             tracing::info!(target = %target, "an operator ended a drain");
             let failed = places.failed.iter().map(|failed| format!("; {failed}"));
-            Ok(format!("the drain of {target} has ended{}", failed.collect::<String>()))
+            let is_ended = |source: &DrainSource| match source {
+                DrainSource::Operator => true,
+                DrainSource::Config => false,
+                DrainSource::Registry(name) => places.registries.contains(name),
+            };
+            let others = of_target().filter(|active| !is_ended(&active.source));
+            let others =
+                others.map(|active| format!("; the target is still drained by {}", active.source.text()));
+            Ok(format!("the drain of {target} has ended{}", failed.chain(others).collect::<String>()))
         }
         Err(error @ OrderError::Unknown(_)) => Err(Refused::Unknown(error.to_string())),
         Err(error) => Err(Refused::Conflict(error.to_string())),

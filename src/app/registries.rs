@@ -97,10 +97,11 @@ impl Registries {
         let _ = snapshots.set(reader.clone());
         scope.spawn(liveness.clone().run(reader.clone(), aggregator.clone(), own.clone()));
         let (state, specs) = (config.aggregator.state.clone(), config.registries.clone());
-        let (handle, drain_scope) = (aggregator.clone(), scope.clone());
-        let orders = move || DrainOrders::start(handle, state.as_deref(), &specs, drain_scope);
+        let (handle, seen, drain_scope) = (aggregator.clone(), reader.clone(), scope.clone());
+        let orders = move || DrainOrders::start(handle, seen, state.as_deref(), &specs, drain_scope);
         let drain_orders = background::run(orders).await;
         let drain_orders = drain_orders.map_err(|_| "reading the orders to drain panicked".to_owned())?;
+        scope.spawn(drain_orders.clone().follow());
         Ok((Self { aggregator, drain_orders, liveness, clusters, known }, reader))
     }
 

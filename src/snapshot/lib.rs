@@ -177,10 +177,14 @@ impl Snapshot {
     }
 
     /// Returns the drains in force that operators see: those of the config and of operators, and those of registries that concern an
-    /// endpoint or a gateway. Whoever can write into a registry can make drains of what is not the registry's own.
+    /// endpoint or a gateway. Whoever can write into a registry can make drains of what is not the registry's own. An order of which
+    /// this gateway has a copy is shown once.
     pub fn effective_drains(&self) -> impl Iterator<Item = &ActiveDrain> {
-        self.drains.0.iter().filter(|drain| match drain.source {
+        let copies = self.drains.0.iter().filter(|drain| drain.source == DrainSource::Operator);
+        let has_copy = move |one: &ActiveDrain| copies.clone().any(|copy| copy.drain == one.drain);
+        self.drains.0.iter().filter(move |drain| match drain.source {
             DrainSource::Config | DrainSource::Operator => true,
+            DrainSource::Registry(_) if has_copy(drain) => false,
             DrainSource::Registry(_) if drain.is_of_gateways() => {
                 self.networks.gateways_of(drain).next().is_some()
             }
