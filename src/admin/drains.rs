@@ -6,9 +6,10 @@ use std::path::Path;
 use std::time::SystemTime;
 
 use super::Sources;
-use super::maintenance::Refused;
+use super::maintenance::{self, Refused};
 use isthmus_aggregator::drain_orders::OrderError;
 use isthmus_api::drain as api;
+use isthmus_dataplane::withdrawals::Which;
 use isthmus_document::drains;
 use isthmus_model::drain::{Drain, DrainTarget, PARTS};
 use isthmus_model::endpoint::Health;
@@ -144,8 +145,9 @@ pub async fn order(
     }
     if mode == Mode::Order && services == 0 {
         let text = format!(
-            "no service has an endpoint or a gateway at {}; --force keeps the order for those that come",
-            drain.target
+            "no service has an endpoint or a gateway at {}{}; --force keeps the order for those that come",
+            drain.target,
+            of_route(sources, &drain.target).await
         );
         return Err(Refused::Unknown(text));
     }
@@ -181,6 +183,19 @@ fn parts_left(sources: &Sources, snapshot: &Snapshot, target: &DrainTarget, now:
     let orders = sources.drain_orders.all().into_iter().filter(|drain| drain.target == *target);
     let ordered = orders.filter_map(|drain| drain.parts_left(now));
     in_force.map(|active| active.left).chain(ordered).min().unwrap_or(PARTS)
+}
+
+/// Says what drains the endpoint of a route, if the target is one; else nothing.
+async fn of_route(sources: &Sources, target: &DrainTarget) -> String {
+    let DrainTarget::Endpoint(ip, port) = target else { return String::new() };
+    let (which, snapshot) = (Which { ip: *ip, port: *port, service: None }, sources.reader.latest());
+    let (asked, name) = (which.clone(), target.name());
+    match background::run(move || maintenance::is_dialled(&snapshot, &asked)).await {
+        Ok(true) => {
+            format!(", but a route has: `isthmus endpoint drain {name}` takes it out at this gateway")
+        }
+        Ok(false) | Err(_) => String::new(),
+    }
 }
 
 /// Returns the command that orders the drain of a Kubernetes Service in its cluster.

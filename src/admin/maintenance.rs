@@ -144,6 +144,11 @@ fn find(snapshot: &Snapshot, which: &Which) -> Found {
     found
 }
 
+/// Returns true if the gateway itself has such an endpoint, of a route or of a service.
+pub(crate) fn is_dialled(snapshot: &Snapshot, which: &Which) -> bool {
+    !find(snapshot, which).meant.is_empty()
+}
+
 impl Found {
     /// Returns the error text for a request that selects no endpoint.
     fn unknown(&self, which: &Which) -> String {

@@ -192,6 +192,19 @@ fn a_document_of_the_config_never_raises_what_is_left_unless_it_says_so() {
 }
 
 #[test]
+fn an_endpoint_of_a_route_is_named_with_the_order_that_drains_it() {
+    let config = "listen: \"127.0.0.1:0\"\nroutes: {web.example: \"127.0.0.1:9\"}\n";
+    let gateway = Gateway::start(config);
+    for (endpoint, is_of_route) in [("127.0.0.1:9", true), ("127.0.0.1", true), ("127.0.0.1:10", false)] {
+        let refused = isthmus(&gateway, &["drain", "endpoint", endpoint, "--over", "0s"]);
+        let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+        assert_eq!(refused.status.code(), Some(1), "{text}");
+        let command = format!("`isthmus endpoint drain {endpoint}`");
+        assert_eq!(text.contains(&command), is_of_route, "{text}");
+    }
+}
+
+#[test]
 fn an_order_outlives_a_restart_and_one_of_the_config_a_reload() {
     let config = format!("{WORLD}state: {{dir: state}}\n");
     let mut gateway = Gateway::start(&config);
