@@ -121,7 +121,7 @@ impl Supervisor {
     }
 
     /// Records that the program drains. A second signal then ends the program at once, but not the first one after another order
-    /// to stop: `isthmus drain` before the SIGTERM of a service manager must not cut connections short.
+    /// to stop: `isthmus stop` before the SIGTERM of a service manager must not cut connections short.
     pub(super) fn set_draining(&mut self) {
         self.draining = true;
     }

@@ -20,13 +20,12 @@ use isthmus_model::drain::DrainTarget;
 use isthmus_model::time::{parse_rfc3339, rfc3339_seconds, unix_seconds};
 
 pub(super) const DRAIN_EXAMPLES: &str = "Examples:
-  isthmus drain                                                the gateway exits when its connections have ended, or after drain.timeout
   isthmus drain network west --over 10m                        fewer and fewer calls go to west, and none after 10 minutes
   isthmus drain gateway 203.0.113.2 --to 50% --until 2h        half of its weight, for two hours
   isthmus drain cluster c1 --plan                              only show where calls would go
 
-Without a target, the gateway itself stops, as on SIGTERM. With a target, nothing stops: calls move away from the target in 32
-steps, and the target stays the last choice. `isthmus drains` shows the progress, and `isthmus undrain` ends a drain.";
+No process stops: calls move away from the target in steps of 1/32, and the target stays the last choice. An order for a target that
+is drained goes on from what is left. `isthmus drains` shows the progress, and `isthmus undrain` ends a drain.";
 
 pub(super) const DRAINS_EXAMPLES: &str = "Examples:
   isthmus drains
@@ -43,7 +42,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(60);
 
 #[derive(Debug, Args)]
 pub(super) struct Order {
-    /// Kind of the target [default: this gateway itself, which then stops]
+    /// Kind of the target
     #[arg(value_parser = kinds(), requires = "name")]
     kind: Option<String>,
     /// Name of the target: a host name, an address with or without a port, a network, a cluster or a peer
@@ -110,7 +109,10 @@ fn until(text: &str) -> Result<String, String> {
 
 pub(super) fn order(order: &Order, out: &mut impl Write) -> Result<(), Failure> {
     let (Some(kind), Some(name)) = (&order.kind, &order.name) else {
-        return orders::drain(&order.admin, out);
+        // Scripts that stop a gateway by this command have one release to change.
+        let warning = "warning: `isthmus drain` without a target will be refused by the next release: `isthmus stop` stops the gateway";
+        let _ = writeln!(std::io::stderr(), "{warning}");
+        return orders::stop(&order.admin, out);
     };
     let target = DrainTarget::parse(kind, name).map_err(Failure::Wrong)?;
     let mut document = Map::new();

@@ -56,6 +56,11 @@ pub(super) const RELOAD: &str = "Examples:
 
 If the file has mistakes, the config in use does not change, and the exit code is 1.";
 
+pub(super) const STOP: &str = "Examples:
+  isthmus stop                        the gateway exits when its connections have ended, or after drain.timeout
+
+A second signal ends the gateway at once, but not the first SIGTERM of a service manager after this command.";
+
 pub(super) const UPGRADE: &str = "Examples:
   isthmus upgrade                     starts the program file of the gateway again, and waits until connections have moved
 

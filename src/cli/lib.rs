@@ -150,7 +150,10 @@ enum Command {
     /// Tell the running gateway to read its config again
     #[command(after_help = examples::RELOAD)]
     Reload(Admin),
-    /// Move calls away from a part of the mesh step by step; without a target, stop the running gateway gracefully, as SIGTERM does
+    /// Stop the running gateway gracefully, as SIGTERM does
+    #[command(after_help = examples::STOP)]
+    Stop(Admin),
+    /// Move calls away from a part of the mesh step by step
     #[command(after_help = drains::DRAIN_EXAMPLES)]
     Drain(drains::Order),
     /// Show the drains in force, with their progress
@@ -290,6 +293,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Upgrade(admin) => orders::upgrade(&admin, out),
         Command::Endpoint(order) => orders::endpoint(&order, out),
         Command::Close { id, admin } => orders::close(id, &admin, out),
+        Command::Stop(admin) => orders::stop(&admin, out),
         Command::LogLevel { level, admin } => orders::log_level(&level, &admin, out),
         Command::Peers(reading) => peers::run(&reading, out),
         Command::Peer(PeerAction::Invite(arguments)) => enrol::invite(&arguments, out),

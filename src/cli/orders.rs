@@ -49,7 +49,7 @@ fn endpoint_address(text: &str) -> Result<String, String> {
     Which::parse(text, None).map(|_| text.to_owned())
 }
 
-pub(super) fn drain(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
+pub(super) fn stop(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
     print_response(client::post(&admin.url(), "/api/v1/drain")?, out)
 }
 

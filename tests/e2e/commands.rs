@@ -86,7 +86,7 @@ fn the_config_in_use_is_shown_with_its_defaults() {
     assert_eq!(gateway.json("/api/v1/config")["routes"], config["routes"]);
     assert!(run(&gateway, &["get", "config"]).contains("connect: \"2s\""));
     assert!(run(&gateway, &["log-level", "debug"]).contains("debug"));
-    assert!(run(&gateway, &["drain"]).contains("draining"));
+    assert!(run(&gateway, &["stop"]).contains("draining"));
 }
 
 /// A function that puts a mistake into a folder.
