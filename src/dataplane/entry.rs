@@ -133,6 +133,7 @@ pub(crate) struct Carried<'a> {
     pub(crate) facts: &'a RefCell<ConnectionFacts>,
     pub(crate) moved: u32,
     pub(crate) standstill: &'a Standstill,
+    pub(crate) retirement: &'a Retirement,
 }
 
 /// The authenticated client of an HBONE connection.
@@ -400,14 +401,14 @@ impl Entry {
             ends: _,
             held: _,
             standstill,
-            retirement: _,
+            retirement,
             shares: _,
             key: _,
             order: _,
             transit: _,
             waker: _,
         } = self;
-        Carried { accepted: *accepted, record, facts, moved: moved.get(), standstill }
+        Carried { accepted: *accepted, record, facts, moved: moved.get(), standstill, retirement }
     }
 
     /// Sets the numbers of bytes, and what was passed on of the ends, of a connection that another process has begun to relay.

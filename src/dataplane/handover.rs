@@ -171,7 +171,7 @@ pub(crate) async fn go_on(
 
 /// Returns the record of a connection; `None` if it cannot be moved.
 fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::Parked) -> Option<Record> {
-    let Carried { accepted, record, facts, moved, standstill } = entry.carried();
+    let Carried { accepted, record, facts, moved, standstill, retirement } = entry.carried();
     // The caller's identity, that of an own dial and the PROXY header concern connections that are not moved, or their begin.
     let ConnectionFacts { admitted_by, caller: _, own_dial: _, destination: _, header: _ } = &*facts.borrow();
     let permit = match admitted_by.as_ref()? {
@@ -198,6 +198,8 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
         age: accepted.elapsed(),
         asked: asked.map(|asked| asked.elapsed()),
         idle: now.saturating_sub(moved),
+        // The age is counted again, and an end that was set because this process stops is its own.
+        drained_in: core.scheduled.borrow().has(entry.id()).then(|| retirement.drained_in(now)).flatten(),
         up: up.carried(owed_up),
         down: down.carried(owed_down),
         answered: *taken,
@@ -209,7 +211,19 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
 /// limits, and it is admitted again as by a reload. On an error the connection stays in the other process.
 pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String> {
     let Parcel { record, client, endpoint, up: held_up, down: held_down, place: _ } = parcel;
-    let Record { connection, permit, endpoint: key, age, asked, idle, up, down, answered, failure } = record;
+    let Record {
+        connection,
+        permit,
+        endpoint: key,
+        age,
+        asked,
+        idle,
+        drained_in,
+        up,
+        down,
+        answered,
+        failure,
+    } = record;
     let snapshot = core.shared_snapshot();
     let listener = snapshot
         .listener(&connection.listener)
@@ -264,7 +278,7 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
     let entry = Rc::new(entry);
     let registration = core.register(entry.clone());
     retire::limit_age(core, &entry, tuning.and_then(|tuning| tuning.max_connection_age));
-    core.scheduled.borrow_mut().has_arrivals = true;
+    retire::go_on(core, &entry, drained_in);
     core.scope.spawn(go_on(registration, client, connected, parked));
     Ok(Place { worker: core.index, key: entry.key(), id })
 }

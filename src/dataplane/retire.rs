@@ -29,6 +29,16 @@ pub(super) fn limit_age(core: &Core, entry: &Entry, most: Option<Duration>) {
     }
 }
 
+/// Goes on with a connection of another process, of which a drain there has set the end, if it has.
+pub(super) fn go_on(core: &Core, entry: &Entry, drained_in: Option<u32>) {
+    core.scheduled.borrow_mut().has_arrivals = true;
+    if let Some(ticks) = drained_in {
+        let due = core.clock.now().saturating_add(ticks.max(1));
+        entry.retirement.end_at(due);
+        core.clock.reschedule(entry, due);
+    }
+}
+
 /// Looks at a connection in a tick. Returns the tick at which it must be looked at again; `None`: at none because of its age or a
 /// drain. `asks` is true if the client has sent something since the last tick.
 pub(super) fn look(core: &Core, entry: &Entry, now: u32, asks: bool) -> Option<u32> {
@@ -69,9 +79,12 @@ pub(super) fn note_end(core: &Core, entry: &Entry, end: RetirementEnd) {
 
 /// Sets the times at which connections end because of drains. Called once per tick.
 pub(super) fn follow_drains(core: &Core) {
-    let snapshot = core.shared_snapshot();
+    follow(core, &core.shared_snapshot());
+}
+
+fn follow(core: &Core, snapshot: &Snapshot) {
     let mut scheduled = core.scheduled.borrow_mut();
-    let is_same = Arc::ptr_eq(&snapshot.drains, &scheduled.drains);
+    let is_same = Arc::ptr_eq(&snapshot.drains, &scheduled.drains) && !scheduled.has_arrivals;
     if is_same && (snapshot.drains.is_empty() || core.clock.now() < scheduled.next) {
         return;
     }
@@ -94,29 +107,38 @@ pub(super) fn follow_drains(core: &Core) {
         let of_it = entries.iter().filter(|entry| ids.contains(&entry.id()));
         of_it.for_each(|entry| entry.retirement.stay());
     }
+    let is_known = |id: u64| known.iter().any(|(_, ids)| ids.contains(&id));
+    let mut arrived: BTreeSet<u64> = entries
+        .iter()
+        .filter(|entry| has_arrivals && entry.retirement.is_drained() && !is_known(entry.id()))
+        .map(|entry| entry.id())
+        .collect();
     for (active, begun) in stages {
         let at = known.iter().position(|(known, _)| *known == begun);
         let is_over = now > begun.stage.ends(&active.drain).saturating_add(u64::from(LOOK_EVERY));
         if at.is_some() && is_over && !has_arrivals {
             continue;
         }
-        let ids = schedule(core, &snapshot, active, begun.stage, &entries, now);
+        let ids = schedule(core, snapshot, (active, begun.stage), (&entries, &arrived), now);
+        arrived.retain(|id| !ids.contains(id));
         match at {
             Some(at) => known[at].1.extend(ids),
             None => known.push((begun, ids)),
         }
     }
     scheduled.stages = known;
+    // The drains that have set these ends in another process are over.
+    let orphans = entries.iter().filter(|entry| arrived.contains(&entry.id()));
+    orphans.for_each(|entry| entry.retirement.stay());
 }
 
 /// Spreads the ends of the connections that a drain concerns, and that have no end yet, evenly over the rest of the time: the oldest
-/// first. Returns the ids of these connections.
+/// first. Returns the ids of these connections, and of those that have arrived with an end.
 fn schedule(
     core: &Core,
     snapshot: &Snapshot,
-    active: &ActiveDrain,
-    stage: Stage,
-    entries: &[Rc<Entry>],
+    (active, stage): (&ActiveDrain, Stage),
+    (entries, arrived): (&[Rc<Entry>], &BTreeSet<u64>),
     now: u64,
 ) -> BTreeSet<u64> {
     let mut emptied = Emptied::new(active, snapshot, |address| core.shared.own.is_own(address));
@@ -132,11 +154,13 @@ fn schedule(
             entries.iter().filter(carries).collect()
         }
     };
+    let mut ids: BTreeSet<u64> =
+        meant.iter().map(|entry| entry.id()).filter(|id| arrived.contains(id)).collect();
     meant.retain(|entry| !entry.retirement.is_drained() && !entry.is_retiring());
     let begins = stage.begins(&active.drain).unwrap_or(now);
     let ends = begins.saturating_add(active.drain.over.as_secs());
     let spread = ends.saturating_sub(now).max(SPREAD_MIN);
-    let ids = meant.iter().map(|entry| entry.id()).collect();
+    ids.extend(meant.iter().map(|entry| entry.id()));
     spread_ends(core, meant, spread);
     ids
 }
@@ -175,7 +199,11 @@ mod tests {
 
     use super::*;
     use crate::testing::on_paused_clock;
+    use isthmus_model::drain::Drain;
     use isthmus_model::record::ConnectionProtocol;
+    use isthmus_model::service::PortProtocol;
+    use isthmus_snapshot::drains::Drains;
+    use isthmus_snapshot::testing::{self, Mesh};
 
     #[test]
     fn ends_are_spread_evenly_over_the_time_the_oldest_first() {
@@ -199,6 +227,50 @@ mod tests {
             assert_eq!(core.last_tries.get(), Some(now + 25), "5 s before the end");
             end_all(core, Duration::from_secs(10));
             assert_eq!(core.last_tries.get(), Some(now + 8), "in a fifth of the time");
+        });
+    }
+
+    /// A process that begins to spread the ends anew would put them off with each upgrade.
+    #[test]
+    fn a_connection_of_another_process_keeps_the_end_that_a_drain_has_set() {
+        on_paused_clock(async |rig| {
+            let core = &rig.core;
+            let web = testing::service(
+                "web.mesh",
+                vec![testing::port(443, PortProtocol::Tcp)],
+                vec![testing::endpoint("10.0.0.1", 1)],
+            );
+            let mesh = Mesh::new(Vec::new(), vec![testing::shard("c", "", vec![web])]);
+            let order = testing::drained("endpoint", "10.0.0.1", 0);
+            let drain = Drain { close_after: Some(Duration::ZERO), ..(*order.drain).clone() }.into();
+            let drained =
+                Mesh { drains: Arc::new(Drains(vec![ActiveDrain { drain, ..order }])), ..mesh.clone() };
+            let arrives = |drained_in| {
+                let entry = rig.entry(ConnectionProtocol::Tcp);
+                {
+                    let mut record = entry.record.borrow_mut();
+                    record.service = Some("web.mesh".into());
+                    record.endpoint = Some(([10, 0, 0, 1], 8_080).into());
+                }
+                let registration = core.register(entry.clone());
+                go_on(core, &entry, drained_in);
+                (entry, registration)
+            };
+            let now = core.clock.now();
+            let ((kept, _one), (new, _other)) = (arrives(Some(7)), arrives(None));
+            follow(core, &drained.snapshot());
+            assert_eq!((kept.retirement.due(), new.retirement.due()), (Some(now + 7), Some(now + 30)));
+            // One that comes when the drain is over, and its last regular look too.
+            let (late, _late) = arrives(Some(3));
+            follow(core, &drained.snapshot());
+            assert_eq!(late.retirement.due(), Some(now + 3));
+            assert!([&kept, &new, &late].iter().all(|entry| core.scheduled.borrow().has(entry.id())));
+            // Without the drain, they stay, and so does one whose drain has ended in between.
+            let (orphan, _orphan) = arrives(Some(5));
+            follow(core, &mesh.snapshot());
+            for entry in [kept, new, late, orphan] {
+                assert_eq!(entry.retirement.due(), None);
+            }
         });
     }
 

@@ -130,6 +130,11 @@ impl Retirement {
         self.drained.get() > 0
     }
 
+    /// Returns the number of ticks until a drain ends the connection; `None`: no drain has set an end.
+    pub(super) fn drained_in(&self, now: u32) -> Option<u32> {
+        self.is_drained().then(|| self.drained.get().saturating_sub(now))
+    }
+
     /// Undoes what a drain has set.
     pub(super) fn stay(&self) {
         self.drained.set(0);
@@ -169,6 +174,13 @@ pub(crate) struct Scheduled {
     pub(super) next: u32,
     /// True if connections of another process have arrived since the last look, perhaps after the end of a stage.
     pub(super) has_arrivals: bool,
+}
+
+impl Scheduled {
+    /// Returns true if a drain has set the end of the connection with this id.
+    pub(super) fn has(&self, id: u64) -> bool {
+        self.stages.iter().any(|(_, ids)| ids.contains(&id))
+    }
 }
 
 /// A stage of a drain that has begun.

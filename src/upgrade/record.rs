@@ -28,6 +28,10 @@ pub struct Record {
     pub asked: Option<Duration>,
     /// The time since a byte last moved, in seconds.
     pub idle: u32,
+    /// The time until a planned drain ends the connection, in seconds; `None`: no drain has set an end. A program that does not know the
+    /// member leaves such connections where they are.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub drained_in: Option<u32>,
     /// The direction from the client to the endpoint.
     pub up: Direction,
     /// The direction from the endpoint to the client.
@@ -183,6 +187,7 @@ mod tests {
                         age,
                         asked,
                         idle,
+                        drained_in: answered.then_some(idle),
                         up,
                         down,
                         answered,
