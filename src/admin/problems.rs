@@ -109,8 +109,12 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     all.extend(aggregator.registries.iter().flat_map(of_registry));
     sources.history.settled(&mut all, Instant::now());
     let states = sources.liveness.states();
+    let taken_over = sources.program.load().taken_over.as_ref().map(|earlier| earlier.since);
+    let age = taken_over.and_then(|since| since.elapsed().ok());
+    let is_new = age.is_some_and(|age| age < LINKED_AGAIN_WITHIN);
     for linked in Linked::all(snapshot, &sources.links, &aggregator) {
-        all.extend(of_peer(&linked, snapshot, &states));
+        let parted = sources.links.has_parted(&linked.peer.name, LINKED_AGAIN_WITHIN);
+        all.extend(of_peer(&linked, parted || is_new, snapshot, &states));
         let conflicts = snapshot.export_conflicts(&linked.peer.name);
         all.extend(
             conflicts.into_iter().map(|text| Problem::new(Code::PeerLeftOut, &*linked.peer.name, text)),
@@ -359,10 +363,15 @@ fn of_virtual_addresses(status: &VirtualAddressStatus) -> Vec<Problem> {
     full.into_iter().chain(kept).collect()
 }
 
-fn of_peer(linked: &Linked, snapshot: &Snapshot, states: &States) -> Vec<Problem> {
+/// The time for which a link that an upgrade of either side has ended is no problem.
+const LINKED_AGAIN_WITHIN: Duration = Duration::from_secs(5);
+
+/// Returns the problems of a peer. `is_handed_over` is true while an upgrade may be the reason why there is no link.
+fn of_peer(linked: &Linked, is_handed_over: bool, snapshot: &Snapshot, states: &States) -> Vec<Problem> {
     let name = &*linked.peer.name;
     let state = match linked.state {
         PeerState::Live => None,
+        PeerState::Down | PeerState::Stale if is_handed_over => None,
         PeerState::NotEnrolled => Some(Code::PeerNotEnrolled),
         _ => Some(Code::PeerNotLive),
     };

@@ -249,6 +249,9 @@ impl Session {
             Ended::Goodbye(goodbye) => (goodbye.forget, goodbye.stops),
             _ => (false, false),
         };
+        if matches!(ended, Ended::Goodbye(_)) && !forget && !stops {
+            self.table.note_parted(&self.peer.name);
+        }
         if stops {
             self.importer.stops(&self.peer.name, &exchange.gateways, true);
         }

@@ -93,6 +93,8 @@ pub struct LinkTable {
     links: Mutex<BTreeMap<(Arc<str>, u64), LinkStatus>>,
     /// Why the times of exports cannot be read or written.
     times_problem: Mutex<Option<String>>,
+    /// When each peer last ended a link to open another one, as its upgrades do.
+    parted: Mutex<BTreeMap<Arc<str>, SystemTime>>,
 }
 
 impl LinkTable {
@@ -108,6 +110,21 @@ impl LinkTable {
 
     pub(super) fn set_times_problem(&self, problem: Option<String>) {
         *self.times_problem.lock().unwrap_or_else(PoisonError::into_inner) = problem;
+    }
+
+    /// Returns true if the peer has ended a link less than this time ago, to open another one.
+    pub fn has_parted(&self, peer: &str, within: Duration) -> bool {
+        let parted = self.parted.lock().unwrap_or_else(PoisonError::into_inner).get(peer).copied();
+        parted.is_some_and(|parted| parted.elapsed().is_ok_and(|elapsed| elapsed < within))
+    }
+
+    /// Notes that the peer has ended a link to open another one.
+    pub(super) fn note_parted(&self, peer: &Arc<str>) {
+        let mut parted = self.parted.lock().unwrap_or_else(PoisonError::into_inner);
+        // Peers that were removed from the config do not stay.
+        let links = self.lock();
+        parted.retain(|known, _| links.values().any(|link| link.peer == *known));
+        parted.insert(peer.clone(), SystemTime::now());
     }
 
     /// Adds or changes a link.
