@@ -474,7 +474,6 @@ impl Owner {
             accepts,
             beliefs,
             left: remember,
-            accepts,
             copies,
         };
         (owner, inbox, handle, reader)

@@ -5,6 +5,7 @@ use std::sync::Arc;
 use isthmus_config::{Config, LogFormat, Workers};
 use isthmus_dataplane::handle::{DescriptorUses, EffectiveLimits};
 use isthmus_model::address::{AdminBind, Bind};
+use isthmus_snapshot::policy::Limits;
 
 /// The values that a reload does not change.
 pub(super) struct Fixed {
@@ -47,12 +48,21 @@ impl Fixed {
 
     /// Returns the limits of a config, reduced to what the file descriptors of the process allow.
     pub(super) fn limits(&self, config: &Config) -> EffectiveLimits {
-        let uses = DescriptorUses {
+        EffectiveLimits::new(&config.policy.limits, self.descriptors, self.uses(config))
+    }
+
+    /// Returns the number of file descriptors of the process, and of connections that they suffice for, whatever the config allows.
+    pub(super) fn connections_max(&self, config: &Config) -> (usize, usize) {
+        let limits = Limits { connections: usize::MAX, ..config.policy.limits };
+        (self.descriptors, EffectiveLimits::new(&limits, self.descriptors, self.uses(config)).connections)
+    }
+
+    fn uses(&self, config: &Config) -> DescriptorUses {
+        DescriptorUses {
             xds: self.xds.is_some(),
             dns: self.dns_server.is_some(),
             health_checks: config.policy.has_checks(),
-        };
-        EffectiveLimits::new(&config.policy.limits, self.descriptors, uses)
+        }
     }
 
     /// Returns the keys of a config whose values take effect only after a restart, because they differ from those in use.

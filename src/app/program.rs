@@ -45,7 +45,7 @@ use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::control::{ReloadResult, UpgradeResult};
 use isthmus_tls::files;
 use isthmus_upgrade::belief::{Beliefs, EndpointBelief, Present};
-use isthmus_upgrade::message::SocketName;
+use isthmus_upgrade::message::{Room, SocketName};
 use isthmus_upgrade::place;
 
 /// The time that resetting all connections may take after a second signal.
@@ -131,6 +131,8 @@ impl Program {
         let Inputs { file, mut taking, sockets, .. } = inputs;
         let fixed = Fixed::of(&config, raise_descriptor_limit());
         let (workers, limits) = (fixed.workers(), fixed.limits(&config));
+        let (descriptors, room) = fixed.connections_max(&config);
+        let (descriptors, room) = (descriptors as u64, room as u64);
         threads::can_be_made(THREADS + workers)?;
         upkeep::set_first_budget(config.policy.limits.memory);
         tracing::info!(
@@ -191,7 +193,8 @@ impl Program {
                 let awaited = (lacks_names && Instant::now() < deadline).then(|| names_gate(&sources));
                 closed_gates(&sources, &config).into_iter().chain(awaited.flatten()).collect()
             };
-            taking.ready(closed, &sources.dataplane, &parts.handles.telemetry).await?;
+            let room = || Room { descriptors, connections: room, memory: sources.dataplane.memory().free };
+            taking.ready(closed, room, &sources.dataplane, &parts.handles.telemetry).await?;
             endpoints = taking.endpoints().unwrap_or(endpoints);
         }
         recall_endpoints(&sources, endpoints).await;

@@ -64,7 +64,11 @@ pub enum Message {
         beliefs: Option<Vec<Value>>,
     },
     /// The new process could serve at once.
-    Ready {},
+    Ready {
+        /// What the new process has room for; `None` if an older program did not send it.
+        #[serde(default)]
+        room: Option<Room>,
+    },
     /// The new process cannot serve.
     Failed {
         /// The reason.
@@ -137,6 +141,40 @@ pub struct SocketName {
     pub key: String,
 }
 
+/// What a process has room for.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Room {
+    /// The number of descriptors that it may have open.
+    pub descriptors: u64,
+    /// The number of connections that they suffice for.
+    pub connections: u64,
+    /// The bytes of its memory budget that are left.
+    pub memory: u64,
+}
+
+/// The memory in bytes that one connection needs, with room for what the allocator rounds up.
+const CONNECTION_BYTES: u64 = 4 << 10;
+
+impl Room {
+    /// Returns why this number of connections does not fit; `None` if it does.
+    pub fn lacks(&self, connections: u64) -> Option<String> {
+        let Self { descriptors, connections: most, memory } = *self;
+        if connections > most {
+            return Some(format!(
+                "it may open {descriptors} descriptors, which suffice for {most} connections, and {connections} are open; raise its \
+                 limit (`ulimit -n`, LimitNOFILE=)"
+            ));
+        }
+        let needed = connections.saturating_mul(CONNECTION_BYTES);
+        (needed > memory).then(|| {
+            format!(
+                "it has {memory} bytes of its memory budget left, and {connections} connections need about {needed}; raise the memory \
+                 limit of its cgroup, or `limits.memory`"
+            )
+        })
+    }
+}
+
 /// An operator's order that takes an endpoint out of service.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Withdrawn {
@@ -178,6 +216,23 @@ pub struct Measured {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn connections_fit_if_descriptors_and_memory_suffice() {
+        let room = Room { descriptors: 1_000, connections: 375, memory: 300 * CONNECTION_BYTES };
+        assert_eq!((room.lacks(0), room.lacks(300)), (None, None));
+        let memory = room.lacks(301).expect("too many");
+        assert!(memory.contains("1228800 bytes") && memory.contains("301 connections"), "{memory}");
+        let descriptors = room.lacks(376).expect("too many");
+        assert!(
+            descriptors.contains("1000 descriptors") && descriptors.contains("376 are open"),
+            "{descriptors}"
+        );
+        assert_eq!(
+            serde_json::from_str::<Message>(r#"{"type": "ready"}"#).expect("of an older program"),
+            Message::Ready { room: None }
+        );
+    }
 
     #[test]
     fn a_later_member_of_a_message_is_ignored_and_an_unknown_message_is_not() {

@@ -55,6 +55,49 @@ fn a_new_process_that_cannot_start_leaves_the_old_one_as_it_was() {
     assert_eq!(line.0.metric("isthmus_upgrades_total", &["failed"]), 2.0, "the count goes on");
 }
 
+/// The connections of a process with many descriptors do not fit into one with few.
+#[test]
+fn an_upgrade_into_too_few_descriptors_is_refused_and_costs_nothing() {
+    let backend = Backend::echo();
+    let line = start_copy(tempfile::tempdir().expect("a folder"), &backend, &[]);
+    let mut clients: Vec<TcpStream> = (0..120).map(|_| open(line.address())).collect();
+    let binary = line.0.folder().join("isthmus");
+    replace(&binary, format!("#!/bin/sh\nulimit -n 200 && exec {BINARY} \"$@\"\n").as_bytes());
+    let done = line.command();
+    let text = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(1), "{text}");
+    for word in ["no room for the connections", "200 descriptors", "120 are open", "ulimit -n"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    clients.iter_mut().for_each(works);
+    works(&mut open(line.address()));
+    // With enough of them all move.
+    replace(&binary, format!("#!/bin/sh\nulimit -n 1000 && exec {BINARY} \"$@\"\n").as_bytes());
+    eventually("the end of the last connection", || {
+        (line.0.metric("isthmus_connections_active", &[]) == 120.0).then_some(())
+    });
+    assert_eq!(line.upgrade()["moved"], 120);
+    clients.iter_mut().for_each(works);
+}
+
+#[test]
+fn an_upgrade_into_too_little_memory_is_refused() {
+    let backend = Backend::echo();
+    let line = Line::start(&backend, "");
+    let mut client = open(line.address());
+    let mut new = scripted(&line);
+    drop(new.until("offered"));
+    let room = json!({"descriptors": 1_000, "connections": 375, "memory": 100});
+    new.send(&json!({"type": "ready", "room": room}), &[], &[]);
+    let why = new.until("abort").json["why"].to_string();
+    assert!(why.contains("100 bytes of its memory budget"), "{why}");
+    eventually("the failed upgrade", || {
+        (line.0.metric("isthmus_upgrades_total", &["failed"]) == 1.0).then_some(())
+    });
+    works(&mut client);
+    works(&mut open(line.address()));
+}
+
 #[test]
 fn an_upgrade_needs_a_folder_of_its_own() {
     let backend = Backend::echo();

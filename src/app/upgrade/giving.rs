@@ -29,7 +29,7 @@ use isthmus_telemetry::recorder::{Known, Recorder};
 use isthmus_upgrade::belief::{Beliefs, Present};
 use isthmus_upgrade::channel::Channel;
 use isthmus_upgrade::frame::DESCRIPTORS_MAX;
-use isthmus_upgrade::message::{Message, PROTOCOL, SocketName, Withdrawn};
+use isthmus_upgrade::message::{Message, PROTOCOL, Room, SocketName, Withdrawn};
 
 /// The distance of the ids of the new process from the last one of this process, which accepts connections for a few more
 /// milliseconds.
@@ -117,6 +117,8 @@ struct Attempt {
 pub(crate) struct Agreed {
     channel: Channel,
     version: String,
+    /// What the new process has room for, if it has said so.
+    room: Option<Room>,
 }
 
 /// A new process has begun to serve.
@@ -311,7 +313,7 @@ impl Upgrades {
         Began { known, taken }: Began,
         mut sockets: Vec<(SocketName, OwnedFd)>,
     ) -> Giving {
-        let Agreed { channel, version } = agreed;
+        let Agreed { channel, version, .. } = agreed;
         let attempt = self.attempt.take();
         let (waiters, begun) =
             attempt.map_or_else(|| (Vec::new(), Instant::now()), |attempt| (attempt.waiters, attempt.begun));
@@ -419,7 +421,7 @@ async fn agree(
 ) -> Result<Agreed, String> {
     let process = channel.peer();
     let why = match timeout_at(deadline, talk(&mut channel, offer, &instance)).await {
-        Ok(Ok(version)) => return Ok(Agreed { channel, version }),
+        Ok(Ok((version, room))) => return Ok(Agreed { channel, version, room }),
         Ok(Err(Disagreed::Failed(why))) => {
             return Err(format!("the new process (pid {process}) cannot serve: {why}"));
         }
@@ -439,7 +441,11 @@ enum Disagreed {
     Here(String),
 }
 
-async fn talk(channel: &mut Channel, (offer, beliefs): Offer, instance: &str) -> Result<String, Disagreed> {
+async fn talk(
+    channel: &mut Channel,
+    (offer, beliefs): Offer,
+    instance: &str,
+) -> Result<(String, Option<Room>), Disagreed> {
     let here = |error: io::Error| Disagreed::Here(lost(&error));
     let offer = offer.map_err(|error| Disagreed::Here(format!("the sockets cannot be offered: {error}")))?;
     let version = match receive(channel).await.map_err(here)? {
@@ -465,7 +471,7 @@ async fn talk(channel: &mut Channel, (offer, beliefs): Offer, instance: &str) ->
     }
     channel.send(&Message::Offered { beliefs: Some(beliefs) }).await.map_err(here)?;
     match receive(channel).await.map_err(here)? {
-        Message::Ready {} => Ok(version),
+        Message::Ready { room } => Ok((version, room)),
         other => Err(unexpected(other)),
     }
 }
@@ -499,6 +505,15 @@ impl Agreed {
         recorder: &Recorder,
         drains: Option<Vec<String>>,
     ) -> Result<Began, String> {
+        let open = control.connections_active() as u64;
+        if let Some(lacks) = self.room.and_then(|room| room.lacks(open)) {
+            let why = format!(
+                "the new process (pid {}) has no room for the connections: {lacks}",
+                self.channel.peer()
+            );
+            abort(&self.channel, &why).await;
+            return Err(why);
+        }
         let (_, unused_id) = control.sockets().await;
         let mut known = Known::default();
         let going = async {

@@ -23,7 +23,7 @@ use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::control::{UpgradeResult, UpgradedConnection};
 use isthmus_upgrade::belief::{Beliefs, EndpointBelief};
 use isthmus_upgrade::channel::{Channel, Received};
-use isthmus_upgrade::message::{Message, PROTOCOL, Withdrawn};
+use isthmus_upgrade::message::{Message, PROTOCOL, Room, Withdrawn};
 use isthmus_upgrade::place;
 use isthmus_upgrade::record::Record;
 
@@ -120,10 +120,11 @@ impl Taking {
     }
 
     /// Waits until the readiness gates are open, and then until the old process lets this one serve. `closed` returns the gates that
-    /// are closed.
+    /// are closed, `room` what this process has room for then.
     pub(crate) async fn ready(
         &mut self,
         closed: impl Fn() -> Vec<String>,
+        room: impl FnOnce() -> Room,
         control: &Control,
         telemetry: &Telemetry,
     ) -> Result<(), String> {
@@ -142,7 +143,7 @@ impl Taking {
             }
         }
         if !self.is_alone {
-            let sent = self.channel.send(&Message::Ready {}).await;
+            let sent = self.channel.send(&Message::Ready { room: Some(room()) }).await;
             self.go(sent, control, telemetry).await?;
         }
         Ok(())
