@@ -5,6 +5,7 @@ use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
 use std::os::fd::{BorrowedFd, OwnedFd};
 use std::path::Path;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use rustix::net::sockopt::socket_peercred;
 use rustix::net::{
@@ -32,6 +33,8 @@ pub struct Channel {
     /// The descriptors that have arrived, in their order.
     descriptors: VecDeque<OwnedFd>,
     peer: u32,
+    /// True if a part of a message was sent, and not the rest.
+    is_cut: AtomicBool,
 }
 
 /// A message that was received.
@@ -41,7 +44,7 @@ pub struct Received {
     pub message: Message,
     /// The bytes that connections hold.
     pub tail: Vec<u8>,
-    /// The descriptors.
+    /// The descriptors. Those of connections may be too few, if this process has reached its limit.
     pub descriptors: Vec<OwnedFd>,
 }
 
@@ -60,12 +63,18 @@ impl Channel {
             return Err(io::Error::new(io::ErrorKind::PermissionDenied, why));
         }
         let peer = u32::try_from(peer.pid.as_raw_pid()).unwrap_or_default();
-        Ok(Self { stream, buffer: Vec::new(), descriptors: VecDeque::new(), peer })
+        let is_cut = AtomicBool::new(false);
+        Ok(Self { stream, buffer: Vec::new(), descriptors: VecDeque::new(), peer, is_cut })
     }
 
     /// Returns the id of the other process.
     pub fn peer(&self) -> u32 {
         self.peer
+    }
+
+    /// Returns true if further messages can be sent: the last one was sent whole, or not at all.
+    pub fn is_intact(&self) -> bool {
+        !self.is_cut.load(Ordering::Relaxed)
     }
 
     /// Sends a message. If the future is dropped before its end, the channel cannot be used any more.
@@ -98,12 +107,14 @@ impl Channel {
             match sent {
                 Ok(sent) => {
                     descriptors = &[];
+                    self.is_cut.store(true, Ordering::Relaxed);
                     IoSlice::advance_slices(&mut left, sent);
                 }
                 Err(error) if is_again(&error) => {}
                 Err(error) => return Err(error),
             }
         }
+        self.is_cut.store(false, Ordering::Relaxed);
         Ok(())
     }
 
@@ -154,17 +165,19 @@ impl Channel {
 
     fn take(&mut self, head: Head) -> io::Result<Received> {
         let invalid = |why: String| io::Error::new(io::ErrorKind::InvalidData, why);
-        if self.descriptors.len() != head.descriptors {
-            let found = self.descriptors.len();
+        let found = self.descriptors.len();
+        let mut bytes = std::mem::take(&mut self.buffer);
+        let tail = bytes.split_off(HEAD_BYTES + head.json);
+        let message = serde_json::from_slice(&bytes[HEAD_BYTES..])
+            .map_err(|error| invalid(format!("a message cannot be read: {error}")))?;
+        // The kernel drops descriptors above the limit of this process. A group of connections then stays where it is.
+        let may_lack = matches!(message, Message::Connections { .. });
+        if found > head.descriptors || (found < head.descriptors && !may_lack) {
             return Err(invalid(format!(
                 "a message has {found} descriptors in place of {}; the limit of descriptors may be reached",
                 head.descriptors
             )));
         }
-        let mut bytes = std::mem::take(&mut self.buffer);
-        let tail = bytes.split_off(HEAD_BYTES + head.json);
-        let message = serde_json::from_slice(&bytes[HEAD_BYTES..])
-            .map_err(|error| invalid(format!("a message cannot be read: {error}")))?;
         Ok(Received { message, tail, descriptors: self.descriptors.drain(..).collect() })
     }
 
@@ -230,6 +243,28 @@ mod tests {
             one.stream.try_write(&[&lie[..], b"[]"].concat()).expect("written");
             assert!(other.receive().await.is_err(), "{lie:?}");
         }
+    }
+
+    #[tokio::test]
+    async fn a_group_of_connections_that_lacks_descriptors_ends_nothing() {
+        let (one, mut other) = pair();
+        let records = br#"{"type": "connections", "records": [null], "held": [[0, 0]]}"#;
+        let head = Head { json: records.len(), tail: 0, descriptors: 2 }.bytes();
+        one.stream.try_write(&[&head[..], records].concat()).expect("written");
+        one.send(&failed("later")).await.expect("sent");
+        let group = other.receive().await.expect("a group");
+        assert!(matches!(group.message, Message::Connections { .. }) && group.descriptors.is_empty());
+        assert_eq!(other.receive().await.expect("the next message").message, failed("later"));
+    }
+
+    #[tokio::test]
+    async fn a_message_that_is_refused_before_it_is_sent_leaves_the_channel_intact() {
+        let (one, mut other) = pair();
+        let tail = vec![0; super::super::frame::TAIL_BYTES_MAX + 1];
+        assert!(one.send_with(&failed("too large"), &tail, &[]).await.is_err());
+        assert!(one.is_intact());
+        one.send(&failed("b")).await.expect("sent");
+        assert_eq!(other.receive().await.expect("a message").message, failed("b"));
     }
 
     #[tokio::test]

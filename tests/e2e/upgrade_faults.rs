@@ -98,6 +98,31 @@ fn an_upgrade_into_too_little_memory_is_refused() {
     works(&mut open(line.address()));
 }
 
+/// A group whose sockets the new process cannot take stays, and the next one moves.
+#[test]
+fn a_group_of_connections_without_its_sockets_ends_nothing() {
+    let backend = Backend::echo();
+    let old = Old::start(&backend);
+    let mut new = old.serve();
+    let mut pairs: Vec<Pair> = (0..2).map(|id| pair(&backend, 17 + id)).collect();
+    let group = |pair: &Pair| json!({"type": "connections", "records": [pair.record], "held": [[0, 0]]});
+    let message = group(&pairs[0]).to_string().into_bytes();
+    let length = u32::try_from(message.len()).expect("short").to_le_bytes();
+    // The head names two descriptors, and the kernel has delivered none.
+    new.send_raw(&[&length[..], &[0, 0, 0, 0, 2, 0], &message].concat(), &[]).expect("sent");
+    let stays = new.until("taken").json["stays"].clone();
+    assert!(stays[0].as_str().is_some_and(|why| why.contains("limit of descriptors")), "{stays}");
+    let both: Vec<_> = pairs[1].inner.iter().map(AsFd::as_fd).collect();
+    new.send(&group(&pairs[1]), &[], &both);
+    assert_eq!(new.until("taken").json["stays"], json!([null]));
+    let Pair { client, endpoint, .. } = &mut pairs[1];
+    client.write_all(b"more").expect("sent");
+    endpoint.set_read_timeout(Some(Duration::from_secs(20))).expect("set");
+    let mut bytes = [0; 4];
+    endpoint.read_exact(&mut bytes).expect("read");
+    assert_eq!(&bytes, b"more");
+}
+
 #[test]
 fn an_upgrade_needs_a_folder_of_its_own() {
     let backend = Backend::echo();

@@ -150,8 +150,7 @@ impl Giving {
         let stays = if self.is_broken { None } else { self.exchange(&parcels).await };
         // This process keeps its descriptors until it knows which process goes on.
         drop(parcels);
-        let Some(stays) = stays.filter(|stays| stays.len() == places.len()) else {
-            self.is_broken = true;
+        let Some(stays) = stays else {
             control.settle(&places, GoesOn::HereForGood).await;
             return 0;
         };
@@ -171,7 +170,7 @@ impl Giving {
     }
 
     /// Sends connections, and returns for each why it stays here, if it does. Returns `None` if the new process goes on with none
-    /// of them.
+    /// of them; the others may still be sent, unless the channel is broken then.
     async fn exchange(&mut self, parcels: &[Parcel]) -> Option<Vec<Option<String>>> {
         let message = Message::Connections {
             records: parcels.iter().map(|parcel| parcel.record.write()).collect(),
@@ -185,6 +184,10 @@ impl Giving {
         let sent = timeout(TAKEN_WITHIN, sending).await;
         let answer = match sent {
             Ok(Ok(())) => timeout(TAKEN_WITHIN, self.answer()).await,
+            Ok(Err(error)) if self.channel.is_intact() => {
+                tracing::error!(%error, connections = parcels.len(), "connections cannot be sent, so they end in this process");
+                return None;
+            }
             Ok(Err(error)) => Ok(Err(error)),
             Err(late) => Err(late),
         };
@@ -198,8 +201,9 @@ impl Giving {
             }
         };
         match answer {
-            Some(Message::Taken { stays }) => Some(stays),
+            Some(Message::Taken { stays }) if stays.len() == parcels.len() => Some(stays),
             Some(_) | None => {
+                self.is_broken = true;
                 tracing::error!(
                     "the new process does not answer, so the connections that are left end in this process"
                 );

@@ -372,6 +372,10 @@ fn parcels(
     descriptors: Vec<OwnedFd>,
 ) -> Result<Vec<Result<Parcel, String>>, String> {
     let bytes = held.iter().flatten().try_fold(0_usize, |sum, length| sum.checked_add(*length));
+    if descriptors.len() < 2 * records.len() && held.len() == records.len() {
+        let why = "the new process has reached its limit of descriptors";
+        return Ok(records.iter().map(|_| Err(why.to_owned())).collect());
+    }
     if held.len() != records.len() || descriptors.len() != 2 * records.len() || bytes != Some(tail.len()) {
         return Err(
             "the old process has sent connections whose records, sockets and bytes do not fit together"
