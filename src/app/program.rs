@@ -400,7 +400,7 @@ impl Program {
             Step::Arrived(stream) => {
                 let offer = supervisor.during(self.offer(&control)).await?;
                 self.upgrades.beliefs = supervisor.during(self.tell()).await?;
-                self.upgrades.arrive(stream, offer, &scope);
+                self.upgrades.arrive(stream, || offer, &scope);
                 return Ok(());
             }
             Step::Agreed(mut agreed) => {
@@ -410,7 +410,7 @@ impl Program {
                 let begun = supervisor.during(agreed.go(&control, &telemetry.recorder, drains)).await?;
                 match begun {
                     Ok(began) => {
-                        let giving = self.upgrades.hand_over(*agreed, began, sockets);
+                        let giving = self.upgrades.hand_over(*agreed, began, sockets, &scope);
                         return Err(Stop::HandedOver(Box::new(giving)));
                     }
                     Err(why) => why,

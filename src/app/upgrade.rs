@@ -2,17 +2,18 @@
 //! empty (SPEC §20). The messages are in [`isthmus_upgrade::message`].
 //!
 //! - `giving`: the old process starts a new one or lets an operator do so, and agrees with it; `moving`: it hands its connections
-//!   over. `taking`: the new process. `sockets`: the listening sockets of both. `counters`: metrics that go on.
+//!   over; `watching`: whether the new one still answers. `taking`: the new process. `sockets`: the listening sockets of both. `counters`: metrics that go on.
 
 pub(super) mod counters;
 pub(super) mod giving;
 pub(super) mod moving;
 pub(super) mod sockets;
 pub(super) mod taking;
+mod watching;
 
 use std::time::Duration;
 
-use rustix::process::{Pid, test_kill_process};
+use rustix::process::{Pid, Signal, kill_process, test_kill_process};
 use tokio::time::{Instant, sleep};
 
 /// The time from the order until the new process must be ready; then the old one goes on.
@@ -38,6 +39,14 @@ pub(super) async fn has_died(process: u32) -> bool {
         sleep(LOOK_EVERY).await;
     }
     true
+}
+
+/// Ends a process that hangs.
+pub(super) fn end(process: u32) {
+    if let Some(process) = i32::try_from(process).ok().and_then(Pid::from_raw) {
+        // It may have ended by itself.
+        let _ = kill_process(process, Signal::KILL);
+    }
 }
 
 /// Returns true if the process has ended, and its parent does not know yet.

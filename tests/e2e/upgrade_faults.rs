@@ -19,7 +19,7 @@ use crate::support::client::hello;
 use crate::support::gateway::{BINARY, Gateway, http};
 use crate::support::handover::Handover;
 use crate::support::hbone::Hbone;
-use crate::support::{Stop, eventually};
+use crate::support::{Stop, eventually, within};
 use crate::upgrade::{Line, NAME, config, open, put, replace, start_copy, works};
 
 #[test]
@@ -223,14 +223,7 @@ fn kill(signal: &str, process: &Value) {
 #[test]
 fn a_new_process_that_is_killed_while_the_old_one_has_connections_is_replaced() {
     let (echo, sni) = (Backend::echo(), Backend::echo());
-    let config = format!(
-        "{}state: {{dir: state}}\ndrain: {{timeout: 60s}}\nroutes: {{{NAME}: \"{}\"}}\nservices:\n{}",
-        hbone::BASE,
-        sni.address,
-        hbone::service("echo.shop.mesh", 80, &echo, "")
-    );
-    let line =
-        Line(Gateway::start_in(hbone::folder(), &config.replace("protocol: hbone", "protocol: auto"), &[]));
+    let line = Line(Gateway::start_in(hbone::folder(), &with_streams(&echo, &sni), &[]));
     let address = line.0.listener("hbone");
     let caller = Hbone::connect(address, hbone::caller()).expect("let in");
     let mut stream = caller.open("echo.shop.mesh:80").expect("admitted");
@@ -274,6 +267,36 @@ fn a_new_process_that_is_killed_while_the_old_one_has_connections_is_replaced() 
     eventually("nobody listens", || TcpStream::connect(address).is_err().then_some(()));
     assert_eq!(stream.echo("and on"), Ok("and on".to_owned()));
     assert!(TcpStream::connect(address).is_err());
+}
+
+/// Its kernel accepts connections for a process that hangs, so its clients would wait for ever.
+#[test]
+fn a_new_process_that_hangs_once_it_serves_is_replaced() {
+    let (echo, sni) = (Backend::echo(), Backend::echo());
+    let line = Line(Gateway::start_in(hbone::folder(), &with_streams(&echo, &sni), &[]));
+    let address = line.0.listener("hbone");
+    // The old process lives for as long as the stream.
+    let caller = Hbone::connect(address, hbone::caller()).expect("let in");
+    let mut stream = caller.open("echo.shop.mesh:80").expect("admitted");
+    let first = line.upgrade()["process"].clone();
+    kill("-STOP", &first);
+    within(Duration::from_secs(60), "another process", || {
+        line.0.log().iter().any(|line| line.contains("another one of this program was started")).then_some(())
+    });
+    line.0.told("answered nothing for 10 s");
+    works(&mut open(address));
+    assert_eq!(stream.echo("the old process goes on"), Ok("the old process goes on".to_owned()));
+}
+
+/// Returns a config with CONNECT streams, which end in the process that has them, and connections by SNI on one listener.
+fn with_streams(echo: &Backend, sni: &Backend) -> String {
+    let config = format!(
+        "{}state: {{dir: state}}\ndrain: {{timeout: 60s}}\nroutes: {{{NAME}: \"{}\"}}\nservices:\n{}",
+        hbone::BASE,
+        sni.address,
+        hbone::service("echo.shop.mesh", 80, echo, "")
+    );
+    config.replace("protocol: hbone", "protocol: auto")
 }
 
 #[test]

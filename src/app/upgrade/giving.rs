@@ -17,6 +17,7 @@ use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use super::moving::{Giving, Waiter, answer, receive};
 use super::sockets::{self, Sockets, UPGRADE};
+use super::watching::Watched;
 use super::{ANSWER_WITHIN, LOOK_EVERY, OPTION, READY_WITHIN, counters};
 use crate::beliefs;
 use isthmus_admin::ProgramStatus;
@@ -185,7 +186,7 @@ impl Upgrades {
         }
     }
 
-    /// Starts another process, of the program file of this one, because the new process has died. It gets the sockets, in whose queues
+    /// Starts another process, of the program file of this one, because the new process has died or hangs. It gets the sockets, in whose queues
     /// clients wait meanwhile. Returns the hand-over to it. `drains` are the orders to drain that are kept nowhere else.
     pub(crate) async fn replace(
         &mut self,
@@ -195,20 +196,17 @@ impl Upgrades {
         (recorder, scope): (&Recorder, &Scope),
     ) -> Result<Giving, String> {
         let child = self.start(Path::new(OWN_FILE))?;
-        tracing::error!(
-            process = child.id(),
-            "the new process has died; another one of this program was started"
-        );
+        tracing::error!(process = child.id(), "another one of this program was started");
         self.attempt = Some(Attempt::new(Vec::new(), Some(child)));
         let mut offer = Some(sockets);
         let why = loop {
             match self.next().await {
                 Step::Arrived(stream) => {
-                    let offer = offer.take().ok_or_else(|| io::Error::other("they were offered before"));
-                    self.arrive(stream, offer, scope);
+                    let sockets = || offer.take().ok_or_else(|| io::Error::other("they were offered before"));
+                    self.arrive(stream, sockets, scope);
                 }
                 Step::Agreed(mut agreed) => match agreed.go(control, recorder, drains.clone()).await {
-                    Ok(began) => return Ok(self.hand_over(*agreed, began, Vec::new())),
+                    Ok(began) => return Ok(self.hand_over(*agreed, began, Vec::new(), scope)),
                     Err(why) => break why,
                 },
                 Step::Failed(why) => break why,
@@ -234,6 +232,11 @@ impl Upgrades {
             "process {}, from which this one has taken over, still has connections; repeat the command when it has ended",
             earlier.process
         ))
+    }
+
+    /// Returns true for the process from which this one has taken over.
+    fn is_earlier(&self, process: u32) -> bool {
+        self.status.load().taken_over.as_ref().is_some_and(|earlier| earlier.process == process)
     }
 
     /// Waits for the next step. Cancel safe.
@@ -262,13 +265,18 @@ impl Upgrades {
     pub(crate) fn arrive(
         &mut self,
         stream: UnixStream,
-        offer: io::Result<Vec<(SocketName, OwnedFd)>>,
+        offer: impl FnOnce() -> io::Result<Vec<(SocketName, OwnedFd)>>,
         scope: &Scope,
     ) {
         let channel = match Channel::new(stream) {
             Ok(channel) => channel,
             Err(error) => return tracing::warn!(%error, "a process is refused at the upgrade socket"),
         };
+        if self.is_earlier(channel.peer()) || channel.peer() == std::process::id() {
+            // It asks whether the process at this socket still answers.
+            scope.spawn(async move { abort(&channel, "this process serves").await });
+            return;
+        }
         let expected = self.attempt.as_ref().and_then(|attempt| attempt.child.as_ref().map(Child::id));
         let is_expected = expected == Some(channel.peer())
             && self.attempt.as_ref().is_some_and(|attempt| attempt.agreeing.is_none());
@@ -288,7 +296,7 @@ impl Upgrades {
         });
         let (deadline, instance) = (attempt.deadline, self.instance.clone());
         let beliefs = std::mem::take(&mut self.beliefs);
-        attempt.agreeing = Some(scope.spawn(agree(channel, (offer, beliefs), instance, deadline)));
+        attempt.agreeing = Some(scope.spawn(agree(channel, (offer(), beliefs), instance, deadline)));
     }
 
     /// Ends the upgrade in progress without a result: this process goes on, and tells why.
@@ -312,12 +320,14 @@ impl Upgrades {
         agreed: Agreed,
         Began { known, taken }: Began,
         mut sockets: Vec<(SocketName, OwnedFd)>,
+        scope: &Scope,
     ) -> Giving {
         let Agreed { channel, version, .. } = agreed;
         let attempt = self.attempt.take();
         let (waiters, begun) =
             attempt.map_or_else(|| (Vec::new(), Instant::now()), |attempt| (attempt.waiters, attempt.begun));
         let takes = |kind: &str| taken.iter().any(|name| name.kind == kind);
+        let door = self.door.as_ref().ok().filter(|_| takes(UPGRADE)).map(|door| door.path.clone());
         if let Ok(Door { socket, .. }) = &self.door
             && takes(UPGRADE)
         {
@@ -325,7 +335,19 @@ impl Upgrades {
         }
         let takes_admin = takes("admin");
         sockets.retain(|(name, _)| taken.contains(name));
-        Giving { takes_admin, sockets, channel, version, known, waiters, begun, is_broken: false }
+        let watched = door.filter(|_| !sockets.is_empty()).map(|door| Watched::start(door, scope));
+        Giving {
+            takes_admin,
+            sockets,
+            channel,
+            version,
+            known,
+            waiters,
+            begun,
+            is_broken: false,
+            watched,
+            was_looked_for: false,
+        }
     }
 
     /// Returns a descriptor of the upgrade socket.

@@ -7,12 +7,13 @@ use std::time::Duration;
 use tokio::sync::oneshot;
 use tokio::time::{Instant, sleep, timeout};
 
-use super::{counters, has_died};
+use super::watching::{Health, Watched};
+use super::{counters, end, has_died};
 use isthmus_admin::Upgraded;
 use isthmus_dataplane::handle::{Control, GoesOn};
 use isthmus_dataplane::parcel::{Parcel, Place};
 use isthmus_telemetry::Telemetry;
-use isthmus_telemetry::control::UpgradedConnection;
+use isthmus_telemetry::control::{UpgradeResult, UpgradedConnection};
 use isthmus_telemetry::recorder::Known;
 use isthmus_upgrade::channel::Channel;
 use isthmus_upgrade::frame::TAIL_BYTES_MAX;
@@ -46,6 +47,10 @@ pub(crate) struct Giving {
     pub(super) begun: Instant,
     /// True if the new process does not answer any more: all connections that are left end here.
     pub(super) is_broken: bool,
+    /// The watch on the new process; `None` if it must not be replaced, or has not taken the upgrade socket.
+    pub(super) watched: Option<Watched>,
+    /// True once it was found out whether a new process that has closed the channel has died.
+    pub(super) was_looked_for: bool,
 }
 
 /// The end of a hand-over.
@@ -53,7 +58,7 @@ pub(crate) struct Giving {
 pub(crate) enum Given {
     /// No connection is left in this process.
     All,
-    /// The new process has died. These are the listening sockets, of which nobody accepts connections.
+    /// The new process has died, or was ended because it hangs. These are the listening sockets, of which nobody accepts connections.
     Died(Vec<(SocketName, OwnedFd)>),
 }
 
@@ -93,6 +98,10 @@ impl Giving {
                 self.passed(telemetry, moved, left, within).await;
                 control.end_left(within.saturating_sub(begun.elapsed())).await;
             }
+            if let Some(sockets) = self.abandoned(is_alive).await {
+                telemetry.control.upgraded(UpgradeResult::Failed);
+                return Given::Died(sockets);
+            }
             if !is_alive {
                 break;
             }
@@ -105,13 +114,7 @@ impl Giving {
                 self.listen().await;
             }
             if begun.elapsed() >= REPLACED_WITHIN {
-                self.sockets.clear();
-            }
-            if self.is_broken && !self.sockets.is_empty() {
-                let sockets = std::mem::take(&mut self.sockets);
-                if has_died(self.process()).await {
-                    return Given::Died(sockets);
-                }
+                self.keep_no_sockets();
             }
         }
         tracing::info!(moved, "no connection is left in this process");
@@ -121,6 +124,45 @@ impl Giving {
         Given::All
     }
 
+    /// Returns the listening sockets if the new process has died or hangs, so that another one must take them. If this process has no
+    /// connection any more (`is_alive` is false), waits until the new one has answered once.
+    async fn abandoned(&mut self, is_alive: bool) -> Option<Vec<(SocketName, OwnedFd)>> {
+        if self.sockets.is_empty() {
+            return None;
+        }
+        let health = match &mut self.watched {
+            Some(watched) if !is_alive && !self.is_broken => watched.is_known().await,
+            Some(watched) => watched.health(),
+            None => Health::Unknown,
+        };
+        let process = self.process();
+        let why = if health == Health::Hangs {
+            end(process);
+            format!(
+                "the new process (pid {process}) served and then answered nothing for 10 s, so it was ended"
+            )
+        } else if self.is_broken
+            && !std::mem::replace(&mut self.was_looked_for, true)
+            && has_died(process).await
+        {
+            format!("the new process (pid {process}) has died")
+        } else {
+            return None;
+        };
+        tracing::error!("{why}");
+        self.is_broken = true;
+        self.watched = None;
+        let why = format!("{why}; another process of the running program takes over, see `isthmus status`");
+        answer(std::mem::take(&mut self.waiters), &Err(why));
+        Some(std::mem::take(&mut self.sockets))
+    }
+
+    /// From here on the new process is not replaced.
+    fn keep_no_sockets(&mut self) {
+        self.sockets.clear();
+        self.watched = None;
+    }
+
     /// Waits for [`LATER`], or less if the new process sends something or dies.
     async fn listen(&mut self) {
         if self.is_broken {
@@ -128,7 +170,7 @@ impl Giving {
         }
         match timeout(LATER, receive(&mut self.channel)).await {
             Err(_) => {}
-            Ok(Ok(Message::Stopping {})) => self.sockets.clear(),
+            Ok(Ok(Message::Stopping {})) => self.keep_no_sockets(),
             Ok(_) => self.is_broken = true,
         }
     }
@@ -137,6 +179,15 @@ impl Giving {
     async fn passed(&mut self, telemetry: &Telemetry, moved: u64, left: u64, within: Duration) {
         let took = self.begun.elapsed();
         telemetry.control.upgraded_connections(UpgradedConnection::Left, left);
+        if self.is_broken {
+            let why = format!(
+                "the new process (pid {}) takes no connections any more: {moved} have moved, {left} end in the old one within {} s",
+                self.process(),
+                within.as_secs()
+            );
+            tracing::error!("{why}");
+            return answer(std::mem::take(&mut self.waiters), &Err(why));
+        }
         tracing::info!(process = self.process(), moved, left, ?took, "the new process has taken over");
         self.is_broken |= self.channel.send(&Message::Passed { moved, left }).await.is_err();
         let upgraded =
@@ -216,7 +267,7 @@ impl Giving {
     async fn answer(&mut self) -> io::Result<Message> {
         loop {
             match receive(&mut self.channel).await? {
-                Message::Stopping {} => self.sockets.clear(),
+                Message::Stopping {} => self.keep_no_sockets(),
                 message => return Ok(message),
             }
         }
