@@ -73,10 +73,19 @@ pub enum Command {
     /// Drain and stop.
     Drain,
     /// Hand over to a new process. The answer comes once the live connections have moved; an error says why this process goes on.
-    Upgrade(oneshot::Sender<Result<Upgraded, String>>),
+    Upgrade(oneshot::Sender<Result<Upgraded, String>>, Patience),
     /// Set the log level or filter, in the form of `log.level` or `RUST_LOG`; refused if a part of it is
     /// malformed.
     LogLevel(String, oneshot::Sender<Result<(), String>>),
+}
+
+/// Says what an order to upgrade does while no upgrade can begin, but one can later.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Patience {
+    /// The order is refused.
+    Now,
+    /// The order waits.
+    Wait,
 }
 
 /// The result of an upgrade.

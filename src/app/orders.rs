@@ -16,7 +16,7 @@ use tokio::sync::{mpsc, oneshot};
 
 use super::log::LogControl;
 use super::upgrade::moving::Waiter as Upgraded;
-use isthmus_admin::Command;
+use isthmus_admin::{Command, Patience};
 use isthmus_config::LogLevel;
 use isthmus_files::reading::Readings;
 use isthmus_tasks::scope::Scope;
@@ -45,7 +45,7 @@ pub(super) struct Supervisor {
     /// A reload that was requested but has not begun.
     pub(super) reload: Option<Reload>,
     /// The callers that wait for an upgrade that was requested but has not begun.
-    pub(super) upgrade: Option<Vec<Upgraded>>,
+    pub(super) upgrade: Option<Vec<(Upgraded, Patience)>>,
     /// True if SIGUSR1 requested to reopen the logs before they were started.
     reopen: bool,
     draining: bool,
@@ -169,14 +169,16 @@ impl Supervisor {
             Order::Command(Command::Drain) => {}
             // While the gateway drains, reloads and upgrades are ignored. The channel for the answer is dropped, which notifies the request
             // that waits for the answer.
-            Order::HangUp | Order::Upgrade | Order::Command(Command::Reload(_) | Command::Upgrade(_))
+            Order::HangUp | Order::Upgrade | Order::Command(Command::Reload(_) | Command::Upgrade(..))
                 if self.draining => {}
             Order::HangUp => self.request_reload("SIGHUP", None),
             Order::Command(Command::Reload(answer)) => {
                 self.request_reload("POST /api/v1/reload", Some(answer))
             }
             Order::Upgrade => drop(self.upgrade.get_or_insert_default()),
-            Order::Command(Command::Upgrade(answer)) => self.upgrade.get_or_insert_default().push(answer),
+            Order::Command(Command::Upgrade(answer, patience)) => {
+                self.upgrade.get_or_insert_default().push((answer, patience));
+            }
             Order::Command(Command::LogLevel(level, answer)) => {
                 let set = self.logs.as_ref().map(|logs| logs.program.set(&level, logs.level));
                 let _ = answer.send(set.unwrap_or_else(|| Err("the log is not open yet".to_owned())));

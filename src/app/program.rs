@@ -328,7 +328,7 @@ impl Program {
         self.parts.publish_trust_roots();
         loop {
             if let Some(waiters) = supervisor.upgrade.take() {
-                self.upgrades.begin(waiters);
+                self.upgrades.ordered(waiters);
             }
             let (may_begin, is_asked) = (loader.may_begin(), supervisor.reload.is_some());
             let event = tokio::select! {
@@ -415,6 +415,12 @@ impl Program {
                     }
                     Err(why) => why,
                 }
+            }
+            Step::Free(waiters) => {
+                if !waiters.is_empty() {
+                    self.upgrades.begin(waiters);
+                }
+                return Ok(());
             }
             Step::Failed(why) => why,
         };

@@ -63,6 +63,7 @@ A second signal ends the gateway at once, but not the first SIGTERM of a service
 
 pub(super) const UPGRADE: &str = "Examples:
   isthmus upgrade                     starts the program file of the gateway again, and waits until connections have moved
+  isthmus upgrade --wait              the same, also if the earlier process of the last upgrade has not ended yet
 
 The exit code is 1 if the new process cannot serve; then the old one goes on. SIGUSR2 does the same as this command.";
 

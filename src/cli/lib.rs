@@ -164,7 +164,13 @@ enum Command {
     Undrain(drains::Undrain),
     /// Replace the running gateway by a new process of its program file, which takes over its sockets and live connections
     #[command(after_help = examples::UPGRADE)]
-    Upgrade(Admin),
+    Upgrade {
+        /// If the earlier process of the last upgrade still has connections, or an upgrade is in progress, begin when it has ended
+        #[arg(long)]
+        wait: bool,
+        #[command(flatten)]
+        admin: Admin,
+    },
     /// Take an endpoint of the running gateway out of service, or back into service; a restart undoes this
     #[command(subcommand, after_help = examples::ENDPOINT)]
     Endpoint(EndpointOrder),
@@ -287,13 +293,13 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Check(arguments) => check::run(&arguments, out),
         Command::Watch { what, reading } => watch::run(what, &reading, out),
         Command::Reload(admin) => orders::reload(&admin, out),
+        Command::Stop(admin) => orders::stop(&admin, out),
         Command::Drain(order) => drains::order(&order, out),
         Command::Drains(reading) => drains::list(&reading, out),
         Command::Undrain(undrain) => drains::undrain(&undrain, out),
-        Command::Upgrade(admin) => orders::upgrade(&admin, out),
+        Command::Upgrade { wait, admin } => orders::upgrade(&admin, wait, out),
         Command::Endpoint(order) => orders::endpoint(&order, out),
         Command::Close { id, admin } => orders::close(id, &admin, out),
-        Command::Stop(admin) => orders::stop(&admin, out),
         Command::LogLevel { level, admin } => orders::log_level(&level, &admin, out),
         Command::Peers(reading) => peers::run(&reading, out),
         Command::Peer(PeerAction::Invite(arguments)) => enrol::invite(&arguments, out),

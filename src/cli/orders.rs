@@ -14,6 +14,11 @@ use isthmus_dataplane::withdrawals::Which;
 
 /// The time that an upgrade may take: the new process has a minute to get ready.
 const UPGRADED_WITHIN: Duration = Duration::from_secs(90);
+/// The status of an answer that says that the process stops, and the time after which the next process is asked.
+const STOPPING: u16 = 503;
+const ASK_AGAIN: Duration = Duration::from_secs(1);
+/// The time for which `--wait` waits. The earlier process of the last upgrade ends after `drain.timeout` at the latest.
+const WAITED_WITHIN: Duration = Duration::from_secs(24 * 3_600);
 
 #[derive(Debug, Subcommand)]
 pub(super) enum EndpointOrder {
@@ -53,8 +58,19 @@ pub(super) fn stop(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
     print_response(client::post(&admin.url(), "/api/v1/drain")?, out)
 }
 
-pub(super) fn upgrade(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    print_response(client::post_text(&admin.url(), "/api/v1/upgrade", "", UPGRADED_WITHIN)?, out)
+pub(super) fn upgrade(admin: &Admin, waits: bool, out: &mut impl Write) -> Result<(), Failure> {
+    let (path, patience) = match waits {
+        true => ("/api/v1/upgrade?wait", WAITED_WITHIN),
+        false => ("/api/v1/upgrade", UPGRADED_WITHIN),
+    };
+    loop {
+        let answer = client::post_text(&admin.url(), path, "", patience)?;
+        // The process that was asked has handed over itself, so the new one is asked.
+        if !waits || answer.status != STOPPING {
+            return print_response(answer, out);
+        }
+        std::thread::sleep(ASK_AGAIN);
+    }
 }
 
 pub(super) fn close(id: u64, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {

@@ -288,6 +288,34 @@ fn a_new_process_that_hangs_once_it_serves_is_replaced() {
     assert_eq!(stream.echo("the old process goes on"), Ok("the old process goes on".to_owned()));
 }
 
+#[test]
+fn an_upgrade_that_waits_begins_when_the_earlier_process_has_ended() {
+    let (echo, sni) = (Backend::echo(), Backend::echo());
+    let line = Line(Gateway::start_in(hbone::folder(), &with_streams(&echo, &sni), &[]));
+    let caller = Hbone::connect(line.0.listener("hbone"), hbone::caller()).expect("let in");
+    let mut stream = caller.open("echo.shop.mesh:80").expect("admitted");
+    line.upgrade();
+    let refused = line.command();
+    let text = String::from_utf8_lossy(&refused.stderr).into_owned();
+    assert!(refused.status.code() == Some(1) && text.contains("`isthmus upgrade --wait`"), "{text}");
+    let admin = format!("http://{}", line.0.admin());
+    let mut waiting = Command::new(BINARY)
+        .args(["upgrade", "--wait", "--admin", &admin])
+        .stdout(Stdio::piped())
+        .spawn()
+        .expect("it runs");
+    // Reloads and other orders are obeyed meanwhile.
+    assert_eq!(line.0.post("/api/v1/reload").0, 200);
+    assert_eq!(stream.echo("on"), Ok("on".to_owned()));
+    assert!(waiting.try_wait().expect("a child").is_none(), "the earlier process has the stream");
+    drop((stream, caller));
+    let done = waiting.wait_with_output().expect("it ends");
+    let text = String::from_utf8_lossy(&done.stdout).into_owned();
+    assert!(done.status.success() && text.contains("has taken over"), "{text}");
+    assert_ne!(line.0.json("/api/v1/status")["taken_over"]["process"], Value::Null);
+    works(&mut open(line.0.listener("hbone")));
+}
+
 /// Returns a config with CONNECT streams, which end in the process that has them, and connections by SNI on one listener.
 fn with_streams(echo: &Backend, sni: &Backend) -> String {
     let config = format!(

@@ -11,7 +11,7 @@ use super::Parameters;
 use super::response::{error, json_response};
 use crate::drains::{self, Mode};
 use crate::maintenance::{self, Order, Refused};
-use crate::{Command, Sources, Upgraded, enrolment};
+use crate::{Command, Patience, Sources, Upgraded, enrolment};
 use isthmus_aggregator::owner::NotAccepted;
 use isthmus_dataplane::withdrawals::Withdrawal;
 
@@ -36,9 +36,10 @@ pub(super) async fn drain(State(sources): State<Sources>) -> Response {
     }
 }
 
-pub(super) async fn upgrade(State(sources): State<Sources>) -> Response {
+pub(super) async fn upgrade(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    let patience = if query.contains_key("wait") { Patience::Wait } else { Patience::Now };
     let (answer, wait) = oneshot::channel();
-    if sources.commands.send(Command::Upgrade(answer)).await.is_err() {
+    if sources.commands.send(Command::Upgrade(answer, patience)).await.is_err() {
         return error(StatusCode::SERVICE_UNAVAILABLE, "the gateway is stopping");
     }
     match wait.await {

@@ -20,7 +20,7 @@ use super::sockets::{self, Sockets, UPGRADE};
 use super::watching::Watched;
 use super::{ANSWER_WITHIN, LOOK_EVERY, OPTION, READY_WITHIN, counters};
 use crate::beliefs;
-use isthmus_admin::ProgramStatus;
+use isthmus_admin::{Patience, ProgramStatus};
 use isthmus_dataplane::handle::Control;
 use isthmus_dataplane::withdrawals::{Standing, Which, Withdrawal};
 use isthmus_net::incoming::Accept;
@@ -94,6 +94,8 @@ pub(crate) struct Upgrades {
     attempt: Option<Attempt>,
     /// What the next process learns from this one.
     pub(crate) beliefs: Vec<Value>,
+    /// The callers that wait until an upgrade can begin.
+    later: Vec<Waiter>,
 }
 
 struct Door {
@@ -130,8 +132,18 @@ pub(crate) struct Began {
     taken: Vec<SocketName>,
 }
 
+/// The reason why no upgrade can begin.
+enum Busy {
+    /// It lasts as long as the process.
+    ForGood(String),
+    /// It passes.
+    ForNow(String),
+}
+
 /// The next step of an upgrade.
 pub(crate) enum Step {
+    /// An upgrade for which callers have waited can begin.
+    Free(Vec<Waiter>),
     /// A process has connected to the upgrade socket.
     Arrived(UnixStream),
     /// The new process is ready.
@@ -157,7 +169,21 @@ impl Upgrades {
             Ok(Door { path, .. }) => tracing::debug!(path = %path.display(), "the upgrade socket is open"),
             Err(why) => tracing::debug!("upgrades without a restart are not possible: {why}"),
         }
-        Self { program, door, instance, status, attempt: None, beliefs: Vec::new() }
+        Self { program, door, instance, status, attempt: None, later: Vec::new(), beliefs: Vec::new() }
+    }
+
+    /// Begins an upgrade, or keeps the callers that wait until one can begin.
+    pub(crate) fn ordered(&mut self, callers: Vec<(Waiter, Patience)>) {
+        let waits = |(_, patience): &(Waiter, Patience)| *patience == Patience::Wait;
+        let is_busy_for_now = matches!(self.busy(), Some(Busy::ForNow(_)));
+        let (later, now): (Vec<_>, Vec<_>) =
+            callers.into_iter().partition(|caller| is_busy_for_now && waits(caller));
+        let refuses = !now.is_empty() || later.is_empty();
+        self.later.extend(later.into_iter().map(|(waiter, _)| waiter));
+        // An order by signal has no caller.
+        if refuses {
+            self.begin(now.into_iter().map(|(waiter, _)| waiter).collect());
+        }
     }
 
     /// Starts a new process of the program file that is at the path now.
@@ -178,7 +204,7 @@ impl Upgrades {
     /// Starts a new process of this file.
     fn start(&self, file: &Path) -> Result<Child, String> {
         match (self.busy(), &self.door, &self.program) {
-            (Some(why), ..) => Err(why),
+            (Some(Busy::ForGood(why) | Busy::ForNow(why)), ..) => Err(why),
             (None, Err(why), _) | (None, _, Err(why)) => Err(why.clone()),
             (None, Ok(door), Ok(program)) => {
                 isthmus_upgrade::place::check(&door.path).and_then(|()| program.start(file, &door.path))
@@ -209,6 +235,7 @@ impl Upgrades {
                     Ok(began) => return Ok(self.hand_over(*agreed, began, Vec::new(), scope)),
                     Err(why) => break why,
                 },
+                Step::Free(waiters) => self.later.extend(waiters),
                 Step::Failed(why) => break why,
             }
         };
@@ -218,20 +245,22 @@ impl Upgrades {
 
     /// Returns why no upgrade can begin at present, if none can. While the earlier process of the last upgrade has connections, none
     /// can: processes would pile up.
-    fn busy(&self) -> Option<String> {
+    fn busy(&self) -> Option<Busy> {
         if std::process::id() == 1 {
             let why = "this process is the first of its container (PID 1): all others end with it; replace the container";
-            return Some(why.to_owned());
+            return Some(Busy::ForGood(why.to_owned()));
         }
         if self.attempt.is_some() {
-            return Some("an upgrade is in progress".to_owned());
+            return Some(Busy::ForNow(
+                "an upgrade is in progress; `isthmus upgrade --wait` begins after it".to_owned(),
+            ));
         }
         let status = self.status.load();
         let earlier = status.taken_over.as_ref().filter(|earlier| !earlier.has_ended)?;
-        Some(format!(
-            "process {}, from which this one has taken over, still has connections; repeat the command when it has ended",
+        Some(Busy::ForNow(format!(
+            "process {}, from which this one has taken over, still has connections; `isthmus upgrade --wait` begins when it has ended",
             earlier.process
-        ))
+        )))
     }
 
     /// Returns true for the process from which this one has taken over.
@@ -241,24 +270,29 @@ impl Upgrades {
 
     /// Waits for the next step. Cancel safe.
     pub(crate) async fn next(&mut self) -> Step {
-        let Self { door, attempt, .. } = self;
-        let arrival = async {
-            match door {
-                Ok(door) => loop {
-                    match door.socket.accept().await {
-                        Ok((stream, _)) => return stream,
-                        Err(_) => sleep(LOOK_EVERY).await,
-                    }
-                },
-                Err(_) => std::future::pending().await,
+        self.later.retain(|waiter| !waiter.is_closed());
+        let arrival = arrival(&self.door);
+        if let Some(attempt) = &mut self.attempt {
+            return tokio::select! {
+                biased;
+                step = attempt.next() => step,
+                stream = arrival => Step::Arrived(stream),
+            };
+        }
+        let is_free = async {
+            while self.later.is_empty() || self.busy().is_some() {
+                sleep(LOOK_EVERY).await;
             }
         };
-        let Some(attempt) = attempt else { return Step::Arrived(arrival.await) };
         tokio::select! {
             biased;
-            step = attempt.next() => step,
-            stream = arrival => Step::Arrived(stream),
+            () = is_free, if !self.later.is_empty() => {}
+            // The earlier process may ask whether this one answers.
+            stream = arrival => return Step::Arrived(stream),
         }
+        // Some may have given up meanwhile.
+        self.later.retain(|waiter| !waiter.is_closed());
+        Step::Free(std::mem::take(&mut self.later))
     }
 
     /// Talks with a process that has connected to the upgrade socket. `offer` has descriptors of all listening sockets.
@@ -280,10 +314,10 @@ impl Upgrades {
         let expected = self.attempt.as_ref().and_then(|attempt| attempt.child.as_ref().map(Child::id));
         let is_expected = expected == Some(channel.peer())
             && self.attempt.as_ref().is_some_and(|attempt| attempt.agreeing.is_none());
-        if let Some(why) = self.busy().filter(|_| !is_expected) {
+        if let Some(Busy::ForGood(why) | Busy::ForNow(why)) = self.busy().filter(|_| !is_expected) {
             tracing::warn!(process = channel.peer(), "a process is refused at the upgrade socket: {why}");
             scope.spawn(async move {
-                let _ = timeout(ANSWER_WITHIN, channel.send(&Message::Abort { why })).await;
+                abort(&channel, &why).await;
             });
             return;
         }
@@ -354,6 +388,17 @@ impl Upgrades {
     pub(crate) fn socket(&self) -> Option<(SocketName, OwnedFd)> {
         let Door { socket, path } = self.door.as_ref().ok()?;
         Some((sockets::name(UPGRADE, &path.display().to_string()), socket.socket().ok()?))
+    }
+}
+
+/// Waits for a process that connects to the upgrade socket. Cancel safe.
+async fn arrival(door: &Result<Door, String>) -> UnixStream {
+    let Ok(door) = door else { return std::future::pending().await };
+    loop {
+        match door.socket.accept().await {
+            Ok((stream, _)) => return stream,
+            Err(_) => sleep(LOOK_EVERY).await,
+        }
     }
 }
 
