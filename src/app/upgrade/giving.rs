@@ -92,7 +92,7 @@ pub(crate) struct Upgrades {
     /// The state of the process, which says whether the earlier process of an upgrade has ended.
     status: Arc<ArcSwap<ProgramStatus>>,
     attempt: Option<Attempt>,
-    /// What the next process learns from this one.
+    /// What the next process learns from this one; kept for another process, if the new one dies.
     pub(crate) beliefs: Vec<Value>,
     /// The callers that wait until an upgrade can begin.
     later: Vec<Waiter>,
@@ -329,7 +329,7 @@ impl Upgrades {
             Attempt::new(Vec::new(), None)
         });
         let (deadline, instance) = (attempt.deadline, self.instance.clone());
-        let beliefs = std::mem::take(&mut self.beliefs);
+        let beliefs = self.beliefs.clone();
         attempt.agreeing = Some(scope.spawn(agree(channel, (offer(), beliefs), instance, deadline)));
     }
 
