@@ -6,12 +6,10 @@ mod endpoints;
 pub mod history;
 mod narrowed;
 
-use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
 use super::Sources;
 use super::left_out;
-use super::limits::{Counters, of_gateway};
 use super::networks::States;
 use super::peers::{Linked, PeerState};
 use code::Code;
@@ -23,23 +21,21 @@ use isthmus_aggregator::status::{
 };
 use isthmus_api as api;
 use isthmus_api::text::{counted, lasting};
-use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_model::drain::PARTS;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::probe::Fault;
 use isthmus_model::service::Withheld;
 use isthmus_model::time::rfc3339_seconds;
+use isthmus_net::admission::refusals::{FullLimit, Spell};
 use isthmus_net::channel::cut;
 use isthmus_net::lookup::Cause;
 use isthmus_net::memory::{Judgement, Level};
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_snapshot::change::Ignored;
 use isthmus_snapshot::drains::ActiveDrain;
 use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_snapshot::peer::is_place_of_peer;
-use isthmus_snapshot::policy::{Route, RouteEndpoint, RouteTarget};
-use isthmus_snapshot::routes::places;
+use isthmus_snapshot::policy::RouteTarget;
 use isthmus_snapshot::service_view::Conflict;
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_telemetry::exposition::{Exposition, Kind};
@@ -92,7 +88,6 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
     let of_services = sources.history.of_services(&snapshot);
     let mut all = cheap_problems(sources, &snapshot);
     all.extend(of_endpoints(sources.dataplane.upstreams(), usize::MAX));
-    all.extend(of_full_routes(&snapshot, sources.dataplane.upstreams()));
     all.extend(of_services.narrowed.iter().cloned());
     all.extend(of_services.conflicts.iter().map(|Conflict { cluster, text }| {
         let code = if is_place_of_peer(cluster.as_str()) { Code::PeerLeftOut } else { Code::ServiceConflict };
@@ -148,24 +143,48 @@ pub(super) fn concerning(sources: &Sources, is_authority: bool) -> Vec<String> {
         .collect()
 }
 
-/// Returns a problem for the limit of all connections, and for each service at its limit. A source at its own limit is none: that is
-/// what the limit is for.
-fn of_limits(sources: &Sources) -> Vec<Problem> {
-    let (admission, services) = (sources.dataplane.admission(), sources.dataplane.services());
-    let counters = Counters { admission, services, bandwidths: sources.dataplane.bandwidths() };
-    let global = of_gateway(Some(counters)).filter(|_| admission.used() >= admission.limit());
-    let mut all: Vec<Problem> =
-        global.map(|text| Problem::new(Code::LimitReached, "", text)).into_iter().collect();
-    let full = services.full();
-    let limit = services.limit().unwrap_or_default();
-    all.extend(full.iter().map(|key| {
-        let about = key.to_string();
-        let text = format!(
-            "{about} has reached the limit of {limit} connections (limits.perService.connections); the gateway refuses more"
-        );
-        Problem::new(Code::LimitReached, about, text)
-    }));
-    all
+/// Returns a problem for each limit that has refused connections within the last minute. A source or peer at its own limit is none: that
+/// is what the limit is for.
+fn of_limits(sources: &Sources) -> impl Iterator<Item = Problem> {
+    let dataplane = &sources.dataplane;
+    let limits = (dataplane.admission().limit(), dataplane.services().limit());
+    dataplane.refusals().into_iter().map(move |(full, spell)| of_limit(&full, &spell, limits))
+}
+
+/// Returns the problem of a limit with these refusals. `limits` are the limit of all connections, and that of each service.
+fn of_limit(full: &FullLimit, spell: &Spell, (all, of_service): (usize, Option<usize>)) -> Problem {
+    let of_service = of_service.map_or_else(String::new, |limit| format!(" of {limit} connections"));
+    let (about, limit) = match full {
+        FullLimit::Connections => (
+            "limits.connections".to_owned(),
+            format!(
+                "the limit of {all} connections (limits.connections, lowered to what the file descriptors allow)"
+            ),
+        ),
+        FullLimit::Hellos => (
+            "limits.pendingHellos".to_owned(),
+            "the limit of incomplete hellos (limits.pendingHellos)".to_owned(),
+        ),
+        FullLimit::Unannounced => (
+            "proxyProtocol".to_owned(),
+            "the limit of connections whose PROXY header has not arrived, a fifth of limits.connections".to_owned(),
+        ),
+        FullLimit::Links => {
+            ("peers".to_owned(), "the limit of connections of peers that wait to be served".to_owned())
+        }
+        FullLimit::Descriptors => {
+            ("descriptors".to_owned(), "the limit of open files of the process or the host (ulimit -n)".to_owned())
+        }
+        FullLimit::Service(key) => {
+            (key.to_string(), format!("the limit{of_service} to {key} (limits.perService.connections)"))
+        }
+        FullLimit::Endpoints(key) => {
+            (key.to_string(), format!("the limit of connections to each endpoint of {key} (maxConnections)"))
+        }
+    };
+    let (connections, last) = (counted(spell.count, "connection"), rfc3339(spell.last));
+    let text = format!("the gateway has refused or closed {connections}, the last at {last}, at {limit}");
+    Problem::new(Code::LimitReached, about, text)
 }
 
 /// Returns a problem while memory is short, and for a while after a stream was ended for that reason.
@@ -187,32 +206,6 @@ fn of_memory(state: &Judgement, now: SystemTime) -> Option<Problem> {
         );
     }
     Some(Problem::new(Code::MemoryShort, "", text))
-}
-
-/// Returns a problem for each route whose endpoints all have as many connections as they may have.
-fn of_full_routes(snapshot: &Snapshot, upstreams: &Upstreams) -> impl Iterator<Item = Problem> {
-    let is_full = |route: &&Arc<Route>, endpoint: &RouteEndpoint| {
-        let Some(max) = endpoint.connections_max else { return false };
-        let places = places(endpoint, snapshot.resolved());
-        !places.is_empty()
-            && places.iter().all(|place| {
-                let key = EndpointKey { group: route.name.clone(), address: place.address };
-                upstreams.state(&key).is_some_and(|state| state.in_flight >= max.get())
-            })
-    };
-    let full = snapshot.policy.routes.iter().filter(move |route| match &route.to {
-        RouteTarget::Endpoints { endpoints, .. } => {
-            !endpoints.is_empty() && endpoints.iter().all(|endpoint| is_full(route, endpoint))
-        }
-        RouteTarget::Service { .. } | RouteTarget::Backends(_) => false,
-    });
-    full.map(|route| {
-        let text = format!(
-            "each endpoint of route {} has as many connections as its `maxConnections` allows; the gateway refuses more",
-            route.name
-        );
-        Problem::new(Code::LimitReached, route.name.to_string(), text)
-    })
 }
 
 /// Returns a problem for each host name that has no address, or whose addresses are not confirmed.

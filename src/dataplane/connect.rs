@@ -19,14 +19,17 @@ use super::balancer::Balancer;
 use super::core::Core;
 use super::entry::Entry;
 use super::peek::Replay;
+use super::permits::Refused;
 use super::upstreams::{Failure, InFlight, Verdict};
 use isthmus_balance::{Ask, FULL};
 use isthmus_model::alert::Description;
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
+use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::socket::{
-    UNSENT_MAX, acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, keep_alive, relay_socket,
+    UNSENT_MAX, acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, is_out_of_descriptors, keep_alive,
+    relay_socket,
 };
 use isthmus_snapshot::candidates::{Candidate, Candidates};
 use isthmus_snapshot::decision::Admission;
@@ -294,6 +297,8 @@ impl Attempts {
         self.choose(core, entry).map_err(|reason| {
             if reason == Reason::LimitService {
                 entry.add_detail(FULL);
+                let full = entry.record.borrow().limit_key().map(FullLimit::Endpoints);
+                full.into_iter().for_each(|full| core.shared.limits.refusals.record(full));
             }
             last.unwrap_or(reason)
         })
@@ -346,7 +351,7 @@ pub(crate) async fn connect(
             };
             match dialled {
                 Err(reason)
-                    if reason != Reason::Internal
+                    if !is_own_fault(reason)
                         && target.has_another_address()
                         && attempts.has_time(core) =>
                 {
@@ -363,8 +368,7 @@ pub(crate) async fn connect(
                 taken_up(core, entry, attempts, now);
                 return Ok(Connected { socket, in_flight, encapsulation });
             }
-            // A fault of this process says nothing about the endpoint.
-            Err(Reason::Internal) => return Err(Reason::Internal),
+            Err(reason) if is_own_fault(reason) => return Err(reason),
             Err(reason) => attempts.failed(core, &in_flight, reason),
         }
     }
@@ -405,7 +409,7 @@ fn dial_endpoint(
     if own.is_own(address) || core.is_own_gateway(address) {
         return Err(Reason::EndpointUnreachable);
     }
-    let socket = relay_socket(address).map_err(dial_reason)?;
+    let socket = relay_socket(address).map_err(|error| no_socket(core, entry, error))?;
     if announces || replay.is_some() {
         acknowledge_with_data(&socket);
     }
@@ -422,6 +426,20 @@ fn dial_endpoint(
         }
         Err(error) => Err(dial_reason(error)),
     }
+}
+
+/// Returns the reason for which no socket can be opened to dial an endpoint.
+fn no_socket(core: &Core, entry: &Entry, error: Errno) -> Reason {
+    if !is_out_of_descriptors(error) {
+        return dial_reason(error);
+    }
+    let text = "the gateway has no file descriptor left for a connection to an endpoint";
+    core.refused(entry, Refused::new(Reason::LimitGlobal, Some(FullLimit::Descriptors), text))
+}
+
+/// Returns true if a failed dial says nothing about the endpoint, because this process is at fault.
+fn is_own_fault(reason: Reason) -> bool {
+    matches!(reason, Reason::Internal | Reason::LimitGlobal)
 }
 
 /// Sends an endpoint its first bytes: the PROXY header if the endpoint expects one, and the bytes read from the client.

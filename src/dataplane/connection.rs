@@ -11,10 +11,12 @@ use super::entry::Entry;
 use super::handover;
 use super::hbone;
 use super::peek::{Peeked, Replay, peek};
+use super::permits::Refused;
 use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
 use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
+use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::socket::reset_on_close;
 use isthmus_snapshot::admit::{admit_proxy, admit_source};
@@ -80,8 +82,9 @@ fn hand_over_link(core: &Core, entry: &Entry, client: TcpStream, purpose: Purpos
     match core.shared.links.try_send(HandedOver { socket: socket.into(), source, listener, purpose, first }) {
         Ok(()) => core.finish_handed_over(entry),
         Err(_) => {
-            entry.explain("too many connections of peers wait to be served");
-            core.finish(entry, Reason::LimitGlobal);
+            let text = "too many connections of peers wait to be served";
+            let refused = Refused::new(Reason::LimitGlobal, Some(FullLimit::Links), text);
+            core.finish(entry, core.refused(entry, refused));
         }
     }
 }

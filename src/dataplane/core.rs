@@ -19,7 +19,7 @@ use super::hbone::refusals::Refusals;
 use super::holders::OfWorker;
 use super::pacer::HandshakePacer;
 use super::parcel::Parcel;
-use super::permits::Permits;
+use super::permits::{Permits, Refused};
 use super::retirement::Scheduled;
 use super::shared::Shared;
 use isthmus_model::reason::Reason;
@@ -252,8 +252,24 @@ impl Core {
         drop(record);
         match reached {
             Ok(()) => Ok(admission),
-            Err(refused) => Err(entry.refused(refused)),
+            Err(refused) => Err(self.refused(entry, refused)),
         }
+    }
+
+    /// Records that a limit refuses a connection; returns the reason.
+    pub(crate) fn refused(&self, entry: &Entry, refused: Refused) -> Reason {
+        let Refused { reason, limit, detail } = refused;
+        if let Some(limit) = limit {
+            self.shared.limits.refusals.record(limit);
+        }
+        entry.record.borrow_mut().detail = detail;
+        reason
+    }
+
+    /// Ends a connection, because a limit is reached and another connection gets the place.
+    pub(crate) fn give_way(&self, entry: &Entry, refused: Refused) {
+        let reason = self.refused(entry, refused);
+        entry.cut(reason);
     }
 
     /// Returns the entries of the table, so that a task can handle them in batches.

@@ -9,7 +9,7 @@ use std::task::{Context, Poll, Waker};
 use tokio::time::Instant;
 
 use super::holders::Part;
-use super::permits::{Permit, Refused};
+use super::permits::Permit;
 use super::retirement::Retirement;
 use super::shares::Shares;
 use super::standstill::Standstill;
@@ -247,12 +247,6 @@ impl Entry {
     /// Records the exact fault, if the reason alone does not say it.
     pub(crate) fn explain(&self, detail: impl Into<Box<str>>) {
         self.record.borrow_mut().detail = Some(detail.into());
-    }
-
-    /// Records the explanation of a refusal by a limit, and returns its reason.
-    pub(crate) fn refused(&self, refused: Refused) -> Reason {
-        self.record.borrow_mut().detail = refused.detail;
-        refused.reason
     }
 
     /// Records the result of admission.

@@ -9,6 +9,7 @@ use super::permits::{Permit, Refused};
 use super::shared::Message;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::Holder;
+use isthmus_net::admission::refusals::FullLimit;
 
 /// The time that a PROXY header may take to arrive after the accept; a proxy sends it as soon as it has connected.
 const ANNOUNCED_WITHIN: Duration = Duration::from_millis(20);
@@ -39,7 +40,7 @@ pub(crate) fn announced(core: &Core, entry: &Entry) -> Result<(), Reason> {
             }
             Ok(())
         }
-        Err(refused) => Err(entry.refused(refused)),
+        Err(refused) => Err(core.refused(entry, refused)),
     }
 }
 
@@ -50,14 +51,14 @@ pub(crate) fn announced(core: &Core, entry: &Entry) -> Result<(), Reason> {
 pub(crate) fn take_slot_of_unannounced(core: &Core) -> Result<Permit, Refused> {
     let oldest = oldest_unannounced(core).and_then(|oldest| {
         let permit = oldest.permit.take();
-        cut_for_another(&oldest);
+        cut_for_another(core, &oldest);
         permit
     });
     oldest.ok_or_else(|| {
         take_back(core, Holder::Unannounced, 0);
         let text = "the connections whose PROXY header has not arrived have a fifth of limits.connections, which is all that \
                     they may have";
-        Refused::new(Reason::LimitGlobal, text)
+        Refused::new(Reason::LimitGlobal, Some(FullLimit::Unannounced), text)
     })
 }
 
@@ -72,7 +73,7 @@ pub(crate) fn take_back(core: &Core, holder: Holder, asked: usize) {
         Holder::Source(_) | Holder::Identity(_) => idle_longest_of(core, &holder),
     };
     if let Some(victim) = victim {
-        cut_for_another(&victim);
+        cut_for_another(core, &victim);
     } else if asked + 1 < workers.len() {
         let next = &workers[(core.index + 1) % workers.len()];
         let _ = next.mailbox.try_send(Message::TakeBack { holder, asked: asked + 1 });
@@ -80,11 +81,9 @@ pub(crate) fn take_back(core: &Core, holder: Holder, asked: usize) {
 }
 
 /// Ends a connection whose slot another one gets.
-fn cut_for_another(entry: &Entry) {
-    entry.explain(
-        "the gateway has reached its limit of connections (limits.connections), and gave the place to another connection",
-    );
-    entry.cut(Reason::LimitGlobal);
+fn cut_for_another(core: &Core, entry: &Entry) {
+    let text = "the gateway has reached its limit of connections (limits.connections), and gave the place to another connection";
+    core.give_way(entry, Refused::new(Reason::LimitGlobal, Some(FullLimit::Connections), text));
 }
 
 /// Removes a connection from the list of pending connections and returns it: the one that has waited longest for its PROXY header.

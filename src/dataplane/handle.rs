@@ -29,6 +29,7 @@ use isthmus_model::record::ConnectionRecord;
 use isthmus_net::admission::Admission;
 use isthmus_net::admission::bandwidth::Bandwidths;
 use isthmus_net::admission::peers::Peers;
+use isthmus_net::admission::refusals::{FullLimit, Refusals, Spell};
 use isthmus_net::admission::services::Services;
 use isthmus_net::budget::{
     checks_for, connections_for, dns_connections_for, http_connections_for, xds_connections_for,
@@ -168,6 +169,7 @@ impl Dataplane {
                 services: Services::default(),
                 peers: Peers::default(),
                 bandwidths: Bandwidths::default(),
+                refusals: Refusals::default(),
             }),
             pending_cap: AtomicUsize::new(0),
             check_places: Arc::default(),
@@ -305,6 +307,11 @@ impl Control {
     /// Returns the bandwidth that is used of each limit.
     pub fn bandwidths(&self) -> &Bandwidths {
         &self.shared.limits.bandwidths
+    }
+
+    /// Returns the limits that have refused connections within the last minute.
+    pub fn refusals(&self) -> Vec<(FullLimit, Spell)> {
+        self.shared.limits.refusals.recent()
     }
 
     /// Runs the health checks until there are no more snapshots. `recalled` are the results of an earlier process.

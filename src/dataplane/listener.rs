@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::task::{Context, Poll, Waker};
 use std::time::{Duration, SystemTime};
 
+use rustix::io::Errno;
 use rustix::net::{SocketFlags, acceptfrom_with};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
@@ -24,6 +25,8 @@ use super::socket_key::SocketKey;
 use isthmus_model::address::{Bind, canonical_socket};
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
 use isthmus_net::admission::Holder;
+use isthmus_net::admission::refusals::FullLimit;
+use isthmus_net::socket::is_out_of_descriptors;
 use isthmus_snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol, admits};
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_telemetry::local::ListenerCounts;
@@ -142,6 +145,9 @@ impl Incoming {
             Ok((client, source)) => self.take(client, source),
             Err(error) if error.kind() == io::ErrorKind::ConnectionAborted => {}
             Err(error) => {
+                if Errno::from_io_error(&error).is_some_and(is_out_of_descriptors) {
+                    self.core.shared.limits.refusals.record(FullLimit::Descriptors);
+                }
                 if let Some(times) = CANNOT_ACCEPT.occurred() {
                     tracing::warn!(on = %self.key, %error, times, "cannot accept a connection");
                 }
@@ -186,7 +192,7 @@ impl Incoming {
                 // The checks of the listener come before the limits. If the listener refuses the connection too, its reason is
                 // reported.
                 let by_listener = admit_accepted(&listener, &entry).err();
-                let reason = by_listener.unwrap_or_else(|| entry.refused(refused));
+                let reason = by_listener.unwrap_or_else(|| core.refused(&entry, refused));
                 refuse::at_once(core, &client, Farewell::of(listener.refusal, entry.alert(reason)));
                 core.finish(&entry, reason);
                 return;

@@ -13,12 +13,14 @@ use tokio::net::TcpStream;
 use super::core::{Core, NO_SOURCE, admit_caller, newest};
 use super::entry::Entry;
 use super::eviction::announced;
+use super::permits::Refused;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::mesh_name::PROBE_NAME;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
 use isthmus_model::service::CallerKind;
 use isthmus_model::trace::TraceId;
+use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::admission::{Holder, Limit};
 use isthmus_net::handed::Purpose;
 use isthmus_net::socket::original_destination;
@@ -120,15 +122,14 @@ impl<'a> Waiting<'a> {
             let oldest = core.pending.borrow_mut().take_oldest_of(source);
             let gives_way = oldest.as_ref().unwrap_or(entry);
             let refused = core.permits.refused(Limit::SourceHellos, gives_way.source().ip());
-            let reason = gives_way.refused(refused);
+            let reason = core.refused(gives_way, refused);
             oldest.ok_or(reason)?.cut(reason);
         }
         let cap = core.pending_cap();
         let given_way = core.pending.borrow_mut().insert(source, entry.id(), entry.clone(), cap);
         if let Some(given_way) = given_way {
-            given_way
-                .explain("the gateway has reached its limit of incomplete hellos (limits.pendingHellos)");
-            given_way.cut(Reason::LimitGlobal);
+            let text = "the gateway has reached its limit of incomplete hellos (limits.pendingHellos)";
+            core.give_way(&given_way, Refused::new(Reason::LimitGlobal, Some(FullLimit::Hellos), text));
         }
         Ok(waiting)
     }

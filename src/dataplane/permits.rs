@@ -10,6 +10,7 @@ use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_net::admission::bandwidth::Bandwidths;
 use isthmus_net::admission::peers::{PeerLimit, Peers, Seat};
+use isthmus_net::admission::refusals::{FullLimit, Refusals};
 use isthmus_net::admission::services::{Handles, Place, Services};
 use isthmus_net::admission::{Admission, Holder, Limit, Released, Verdict};
 use isthmus_snapshot::peer::PeerLimits;
@@ -24,6 +25,8 @@ pub(crate) struct Limits {
     pub(crate) peers: Peers,
     /// The bandwidth of each service and of each peer's callers.
     pub(crate) bandwidths: Bandwidths,
+    /// The limits that have refused connections lately.
+    pub(crate) refusals: Refusals,
 }
 
 /// The permits of one worker.
@@ -52,14 +55,16 @@ pub(crate) struct Permit {
 pub(crate) struct Refused {
     /// The reason of the refused connection.
     pub(crate) reason: Reason,
+    /// The limit, if operators should know that it is reached; `None` for a limit of one source or peer, which exists to refuse.
+    pub(crate) limit: Option<FullLimit>,
     /// The explanation for the operator; `None` if the limit has been removed meanwhile.
     pub(crate) detail: Option<Box<str>>,
 }
 
 impl Refused {
     /// Creates a refusal with an explanation.
-    pub(crate) fn new(reason: Reason, detail: impl Into<Box<str>>) -> Self {
-        Self { reason, detail: Some(detail.into()) }
+    pub(crate) fn new(reason: Reason, limit: Option<FullLimit>, detail: impl Into<Box<str>>) -> Self {
+        Self { reason, limit, detail: Some(detail.into()) }
     }
 }
 
@@ -123,7 +128,8 @@ impl Permits {
                 )
             }),
         };
-        Refused { reason: limit.reason(), detail: detail.map(Into::into) }
+        let full = (limit == Limit::All).then_some(FullLimit::Connections);
+        Refused { reason: limit.reason(), limit: full, detail: detail.map(Into::into) }
     }
 
     /// Forgets sources without connections whose allowance of new connections is full, and services without connections.
@@ -175,7 +181,7 @@ impl Permit {
                          (peers[].limits.newPerSecond)"
                     ),
                 };
-                Refused::new(Reason::LimitSource, text)
+                Refused::new(Reason::LimitSource, None, text)
             })?;
             self.peer = Some(seat);
         }
@@ -186,7 +192,7 @@ impl Permit {
                 let text = format!(
                     "{key} already has {most} connections, its limit (limits.perService.connections)"
                 );
-                Refused::new(Reason::LimitService, text)
+                Refused::new(Reason::LimitService, Some(FullLimit::Service(key)), text)
             })?;
             self.service = Some(place);
         }

@@ -8,6 +8,7 @@
 //!
 //! Besides these shares, [`sources`] has limits for each source, [`services`] counts the connections to each service, and
 //! [`peers`] those of each peer's callers; [`bandwidth`] divides the bandwidth of both. Each of these costs nothing while it is off.
+//! [`refusals`] remembers which limits have refused connections.
 //!
 //! Memory: one entry for each holder with a slot, so never more than the limit, and up to [`REMEMBERED_MAX`] entries of
 //! sources without a slot that have opened connections within the last second.
@@ -26,6 +27,7 @@ use isthmus_model::reason::Reason;
 
 pub mod bandwidth;
 pub mod peers;
+pub mod refusals;
 pub mod services;
 pub mod sources;
 

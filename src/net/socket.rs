@@ -253,6 +253,11 @@ pub fn dial_reason(error: Errno) -> Reason {
     }
 }
 
+/// Returns true if no socket can be opened or accepted, because the process or the host has no file descriptor left.
+pub fn is_out_of_descriptors(error: Errno) -> bool {
+    matches!(error, Errno::MFILE | Errno::NFILE)
+}
+
 #[cfg(test)]
 mod tests {
     use std::io::{Read, Write};

@@ -203,6 +203,7 @@ fn a_service_has_as_many_connections_as_its_limit_whoever_opens_them() {
     assert!(explained(&gateway, "b.test", "steps").contains("1 of 2 connections in use"));
     let problems = gateway.json("/api/v1/status")["problems"].to_string();
     assert!(problems.contains("limit_reached"), "{problems}");
+    assert!(!problems.contains("b.test"), "a limit that refuses nothing is no problem: {problems}");
     let check = crate::problems::run(&gateway, &["check"]);
     assert!(check.contains("failed   limits"), "{check}");
     // Connections that were opened without a limit count as soon as a limit is set.
@@ -346,4 +347,36 @@ fn a_source_that_changes_its_addresses_leaves_nothing_behind() {
     drop(open(HONEST, address, "a.test").expect("another source"));
     // It gets one more in each second.
     refused(eventually("a refusal", || Some(open(HONEST, address, "a.test")).filter(Result::is_err)));
+}
+
+#[test]
+fn a_limit_that_has_refused_a_connection_is_a_problem_although_places_are_free() {
+    let backend = Backend::echo();
+    let problem = |gateway: &Gateway, about: &str| {
+        eventually("the problem", || {
+            let problems = gateway.json("/api/v1/status")["problems"].as_array().cloned()?;
+            problems.into_iter().find(|one| one["code"] == "limit_reached" && one["about"] == about)
+        })
+    };
+    let gateway = Gateway::start(&config(&backend, "connections: 1"));
+    let address = gateway.listener("default");
+    let held = open(GREEDY, address, "a.test").expect("the only place");
+    assert!(gateway.json("/api/v1/status")["problems"].to_string().find("limit_reached").is_none());
+    refused(open(GREEDY, address, "a.test"));
+    drop(held);
+    active(&gateway, 0);
+    let text = problem(&gateway, "limits.connections")["text"].to_string();
+    assert!(text.contains("refused or closed 1 connection, ") && text.contains("of 1 connections"), "{text}");
+    // Of incomplete hellos, one gives way.
+    let gateway = Gateway::start(&config(&backend, "pendingHellos: 1"));
+    let half = || {
+        let mut client = connect_from(HONEST, gateway.listener("default"));
+        client.write_all(&raw::hello(b"a.test")[..10]).expect("sent");
+        client
+    };
+    let mut first = half();
+    active(&gateway, 1);
+    let _second = half();
+    assert_eq!(read_out(&mut first).0, alert(INTERNAL_ERROR), "it has waited longest");
+    problem(&gateway, "limits.pendingHellos");
 }

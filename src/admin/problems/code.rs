@@ -186,9 +186,9 @@ codes! {
         "All root certificates of a trust domain have expired, so callers of that domain are refused.",
         "`isthmus get certificates`; the key `trust` of this gateway's config";
     LimitReached = "limit_reached", Failed in "limits",
-        "All connections together, those to one service, or those to each endpoint of a route have reached their limit, and the \
-         gateway refuses more (`limit_global`, `limit_service`). The limit of all connections follows from `limits.connections` \
-         and the descriptor limit of the process.",
+        "Within the last minute, the gateway refused or closed connections (`limit_global`, `limit_service`) at the limit that the \
+         problem names: of all connections, incomplete hellos, file descriptors, one service, or each endpoint of a route. The limit of \
+         all connections follows from `limits.connections` and the descriptor limit of the process.",
         "`isthmus status`: connections and limits; `ulimit -n`; `limits` of the config";
     MemoryShort = "memory_short", Failed in "limits",
         "More than 90 % of the memory budget are used, or in the last ten minutes a CONNECT stream was ended for that reason: each second \

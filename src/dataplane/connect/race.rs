@@ -11,7 +11,7 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Attempts, Dialled, announce, dial_endpoint};
+use super::{Attempts, Dialled, announce, dial_endpoint, is_own_fault};
 use crate::core::Core;
 use crate::entry::Entry;
 use crate::peek::Replay;
@@ -255,8 +255,7 @@ impl Race<'_> {
     }
 
     fn blame(&mut self, target: &Target, reason: Reason) {
-        // A fault of this process says nothing about the endpoint.
-        if reason != Reason::Internal {
+        if !is_own_fault(reason) {
             self.attempts.present = target.at;
             self.attempts.failed(self.core, &target.in_flight, reason);
         }

@@ -61,7 +61,7 @@ pub(super) async fn serve(
     match eviction::admit(&core, &entry, Holder::Identity(identity)) {
         Ok(permit) => drop(entry.permit.replace(Some(permit))),
         Err(refused) => {
-            let reason = entry.refused(refused);
+            let reason = core.refused(&entry, refused);
             refuse(&core, &connection, respond, status_of(reason));
             core.finish(&entry, reason);
             return;

@@ -61,15 +61,6 @@ impl Services {
         self.numbers.get(key).map_or(0, |number| number.load(Ordering::Relaxed))
     }
 
-    /// Returns the services that have as many connections as the limit, in order.
-    pub fn full(&self) -> Vec<ServiceLimitKey> {
-        let Some(limit) = self.limit() else { return Vec::new() };
-        let full = self.numbers.iter().filter(|entry| entry.load(Ordering::Relaxed) >= limit);
-        let mut keys: Vec<ServiceLimitKey> = full.map(|entry| entry.key().clone()).collect();
-        keys.sort_by_cached_key(ToString::to_string);
-        keys
-    }
-
     /// Returns the number of services whose connections are counted.
     pub fn counted(&self) -> usize {
         self.numbers.len()
