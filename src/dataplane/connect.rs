@@ -304,6 +304,7 @@ impl Attempts {
         })
     }
 
+    /// Chooses an endpoint that has not failed as often for other services as the settings of this one allow.
     fn choose(&self, core: &Core, entry: &Entry) -> Result<usize, Reason> {
         let ask = Ask {
             candidates: &self.candidates,
@@ -311,7 +312,13 @@ impl Attempts {
             tried: self.tried(),
             source: Some(entry.source().ip()),
         };
-        self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.random())
+        loop {
+            let index = self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.random())?;
+            match core.shared.upstreams.adopt(self.balancer.endpoint(index), &self.candidates) {
+                Some(reason) => self.report(u32::try_from(index).unwrap_or(u32::MAX), reason, Verdict::Ejected),
+                None => return Ok(index),
+            }
+        }
     }
 }
 

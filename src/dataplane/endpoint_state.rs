@@ -11,7 +11,7 @@ use isthmus_model::reason::Reason;
 
 /// The number of failures in a row from which an endpoint is failing. Fewer failures may come from a restart.
 pub const FAILURES_MIN: u32 = 3;
-/// The time without a byte after a hello from which an endpoint is silent.
+/// The time without an answer to a hello, or an acknowledgement of bytes, from which an endpoint is silent.
 pub const SILENT_AFTER: Duration = Duration::from_secs(5);
 
 /// The state of an endpoint: the first that holds, in this order.
@@ -29,7 +29,7 @@ pub enum State {
     Ejected,
     /// The endpoint answered the last hello with bytes that are not TLS.
     NotTls,
-    /// The endpoint has been sent a hello, and has answered no byte for [`SILENT_AFTER`].
+    /// The endpoint has been sent a hello, and has not answered it for [`SILENT_AFTER`], or does not acknowledge bytes.
     Silent,
     /// The last connections or checks failed, at least [`FAILURES_MIN`] in a row.
     Failing,
@@ -52,7 +52,7 @@ impl State {
             (Availability::Unhealthy, _) | (_, Health::Unhealthy) => Self::Unhealthy,
             (Availability::Ejected, _) => Self::Ejected,
             _ if holds(|state| state.not_tls.is_some()) => Self::NotTls,
-            _ if holds(|state| state.silent_for.is_some()) => Self::Silent,
+            _ if holds(|state| state.silent_for.is_some() || state.unacknowledged > 0) => Self::Silent,
             _ if holds(|state| state.in_a_row >= FAILURES_MIN) => Self::Failing,
             _ if holds(|state| state.is_slow) => Self::Slow,
             (Availability::Available, Health::Healthy) => Self::Healthy,
@@ -136,9 +136,11 @@ pub struct EndpointState {
     /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS; `None` if it never did or has
     /// answered with TLS since.
     pub not_tls: Option<SystemTime>,
-    /// The time for which connections have waited for the endpoint's first byte without any being answered; `None` if it is shorter
-    /// than [`SILENT_AFTER`].
+    /// The time for which connections have waited for the endpoint's answer to a hello without any being answered; `None` if it is
+    /// shorter than [`SILENT_AFTER`].
     pub silent_for: Option<Duration>,
+    /// The number of connections of which the endpoint has not acknowledged bytes for [`SILENT_AFTER`].
+    pub unacknowledged: u32,
     /// True if the endpoint answers much later than the others of its service.
     pub is_slow: bool,
     /// The times until the endpoint accepted recent connections.
@@ -181,7 +183,9 @@ mod tests {
         assert_eq!(word(&state), State::Slow);
         state.in_a_row = FAILURES_MIN;
         assert_eq!(word(&state), State::Failing);
-        state.silent_for = Some(SILENT_AFTER);
+        state.unacknowledged = 1;
+        assert_eq!(word(&state), State::Silent);
+        (state.silent_for, state.unacknowledged) = (Some(SILENT_AFTER), 0);
         assert_eq!(word(&state), State::Silent);
         state.not_tls = Some(SystemTime::now());
         assert_eq!(word(&state), State::NotTls);

@@ -2,11 +2,12 @@
 
 use tokio::time::advance;
 
+use super::silence::{SILENCE_MIN, SILENT_LEFT_OUT};
 use super::*;
 use crate::withdrawals::{Which, Withdrawal};
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Distance;
-use isthmus_snapshot::policy::{Timeouts, Tuning};
+use isthmus_snapshot::policy::{Ejection, Timeouts, Tuning};
 use isthmus_snapshot::testing::candidate;
 use isthmus_upgrade::belief::Present;
 
@@ -277,7 +278,7 @@ async fn an_endpoint_that_is_silent_twice_gets_one_connection_each_10_s_until_it
     upstreams.heard(&trial, Instant::now());
     assert!(!is_ejected(&upstreams, &set, 0) && upstreams.is_whole());
     let last = upstreams.state(key).and_then(|state| state.last_failure).expect("one");
-    assert_eq!(last.text(), "endpoint_silent: no byte for 0.8 s after the hello");
+    assert_eq!(last.text(), "endpoint_silent: no answer for 0.8 s after the hello");
 }
 
 #[tokio::test(start_paused = true)]
@@ -432,4 +433,93 @@ fn the_results_of_failing_checks_are_handed_over_once_for_all_groups() {
     );
     let (endpoints, checks) = first.beliefs(Present::now());
     assert_eq!((endpoints.len(), checks.len(), checks[0].address), (0, 1, key.address));
+}
+
+/// Returns the candidates of a service, which are at the same addresses as those of other services.
+fn of_service(name: &str, endpoints: u16, ejection: Option<Ejection>) -> Candidates {
+    let tuning = Tuning { ejection, ..Tuning::for_services(&Timeouts::default()) };
+    let of = |port| {
+        let one = candidate(port, 1, Health::Healthy, Distance::Elsewhere);
+        Candidate { key: EndpointKey { group: name.into(), ..one.key }, ..one }
+    };
+    Candidates::new(name.into(), tuning.into(), (1..=endpoints).map(of).collect())
+}
+
+#[tokio::test(start_paused = true)]
+async fn each_service_judges_the_failures_of_an_address_by_its_own_settings() {
+    let upstreams = upstreams();
+    let seconds = Duration::from_secs;
+    let ejection = |failures, time| Some(Ejection { failures, time, ..Ejection::default() });
+    let first = of_service("first", 2, ejection(3, seconds(60)));
+    let brief = of_service("brief", 3, ejection(2, seconds(5)));
+    let patient = of_service("patient", 3, ejection(4, seconds(60)));
+    let only = of_service("only", 1, ejection(1, seconds(60)));
+    let off = of_service("off", 3, None);
+    let adopts = |set: &Candidates| {
+        let upstream = upstreams.upstream(&set.endpoints()[0]);
+        upstreams.adopt(&upstream, set)
+    };
+    assert_eq!([&first, &brief, &only, &off].map(adopts), [None; 4]);
+    let fail = || upstreams.failed(&begin(&upstreams, &first, 0), &first, Reason::EndpointRefused.into());
+    assert_eq!([fail(), fail(), fail()], [Verdict::Stays, Verdict::Stays, Verdict::Ejected]);
+    assert_eq!(adopts(&brief), Some(Reason::EndpointRefused), "two are enough for it");
+    assert_eq!([&patient, &only, &off].map(adopts), [None; 3]);
+    let ejected = || [&first, &brief, &patient, &only, &off].map(|set| is_ejected(&upstreams, set, 0));
+    assert_eq!(ejected(), [true, true, false, false, false]);
+    let state = upstreams.state(&off.endpoints()[0].key).expect("it is known");
+    assert_eq!((state.in_a_row, state.ejected_for), (3, None), "shown to all");
+    // The ejection of one ends before that of another, and is not adopted again for the same failures.
+    advance(seconds(5)).await;
+    assert_eq!((ejected(), adopts(&brief)), ([true, false, false, false, false], None));
+    advance(seconds(55)).await;
+    assert_eq!(ejected(), [false; 5]);
+    upstreams.upkeep();
+    assert!(upstreams.is_whole());
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_silent_address_gets_one_connection_each_10_s_of_all_services_and_all_use_it_once_it_answers() {
+    let upstreams = upstreams();
+    let services = ["one", "other"].map(|name| of_service(name, 2, Some(Ejection::default())));
+    let [one, other] = &services;
+    let adopts = |set: &Candidates| upstreams.adopt(&upstreams.upstream(&set.endpoints()[0]), set);
+    for _ in 0..2 {
+        let in_flight = begin(&upstreams, one, 0);
+        upstreams.asked(&in_flight, Some(one), Instant::now());
+        upstreams.silent(&in_flight, one, SILENCE_MIN);
+    }
+    assert_eq!(adopts(other), Some(Reason::EndpointSilent));
+    advance(SILENT_LEFT_OUT).await;
+    assert_eq!((adopts(other), is_ejected(&upstreams, other, 0)), (None, false));
+    let trial = begin(&upstreams, other, 0);
+    upstreams.asked(&trial, Some(other), Instant::now());
+    assert!(!is_ejected(&upstreams, one, 0), "its time is over too");
+    assert_eq!(adopts(one), Some(Reason::EndpointSilent), "another service tries it");
+    upstreams.succeeded(&trial, Instant::now());
+    assert!(upstreams.is_whole() && adopts(one).is_none());
+}
+
+#[test]
+fn the_failures_of_an_address_are_shown_for_a_service_that_has_not_called_it() {
+    let upstreams = upstreams();
+    let [one, other] = ["one", "other"].map(|name| of_service(name, 2, Some(Ejection::default())));
+    assert!(upstreams.state(&other.endpoints()[0].key).is_none());
+    upstreams.failed(&begin(&upstreams, &one, 0), &one, Reason::EndpointRefused.into());
+    let state = upstreams.state(&other.endpoints()[0].key).expect("it has failed");
+    assert_eq!(state.last_failure.map(|last| last.reason), Some(Reason::EndpointRefused));
+    assert!(upstreams.state(&other.endpoints()[1].key).is_none());
+}
+
+#[test]
+fn bytes_that_are_not_acknowledged_make_an_endpoint_silent_while_they_last() {
+    let (upstreams, set) = (upstreams(), set(2, Ejection::default()));
+    let key = &set.endpoints()[0].key;
+    let unacknowledged = || upstreams.state(key).map(|state| state.unacknowledged);
+    let [one, other] = [(); 2].map(|()| begin(&upstreams, &set, 0));
+    for (flow, is_late, count) in [(&one, true, 1), (&one, true, 1), (&other, true, 2), (&one, false, 1)] {
+        flow.set_late(is_late);
+        assert_eq!((unacknowledged(), troubled(&upstreams).len()), (Some(count), 1));
+    }
+    drop(other);
+    assert_eq!((unacknowledged(), troubled(&upstreams).len()), (Some(0), 0));
 }
