@@ -200,14 +200,28 @@ impl Lookup {
             Err(_) => (Answer::Failed("the DNS query timed out".to_owned()), None),
             Ok(Ok(found)) => {
                 let addresses = found.answers().iter().filter_map(|record| record.data.ip_addr());
-                let addresses: Vec<IpAddr> = addresses.map(canonical_ip).collect();
+                let answer = Answer::of(addresses.map(canonical_ip));
                 let ttl = found.valid_until().saturating_duration_since(Instant::now());
-                let ttl = (!addresses.is_empty()).then_some(ttl);
-                (Answer::Addresses(addresses), ttl)
+                let has_any = matches!(&answer, Answer::Addresses(addresses) if !addresses.is_empty());
+                (answer, has_any.then_some(ttl))
             }
             // This includes NXDOMAIN.
             Ok(Err(error)) if error.is_no_records_found() => (Answer::Addresses(Vec::new()), None),
             Ok(Err(error)) => (Answer::Failed(error.to_string()), None),
+        }
+    }
+}
+
+impl Answer {
+    /// Returns the answer with these addresses, but without those that no host has: `connect` takes 0.0.0.0 for this host. An answer that
+    /// has no others has failed; name servers that block a name give it.
+    fn of(addresses: impl Iterator<Item = IpAddr>) -> Self {
+        let (of_none, of_hosts): (Vec<_>, Vec<_>) = addresses.partition(IpAddr::is_unspecified);
+        match of_none.first() {
+            Some(address) if of_hosts.is_empty() => {
+                Self::Failed(format!("the only address in the answer is {address}, which no host has"))
+            }
+            _ => Self::Addresses(of_hosts),
         }
     }
 }
@@ -314,6 +328,15 @@ mod tests {
 
     fn asked(ipv4: &str, ipv6: &str) -> Resolution {
         Resolution { ipv4: answer(ipv4), ipv6: answer(ipv6) }
+    }
+
+    #[test]
+    fn an_address_that_no_host_has_is_no_address() {
+        let of = |texts: &[&str]| Answer::of(texts.iter().map(|text| text.parse().expect("an address")));
+        assert_eq!(of(&["0.0.0.0", "10.0.0.1"]), Answer::Addresses(vec![[10, 0, 0, 1].into()]));
+        assert_eq!(of(&[]), Answer::Addresses(Vec::new()));
+        let Answer::Failed(text) = of(&["::"]) else { panic!("no other address") };
+        assert_eq!(text, "the only address in the answer is ::, which no host has");
     }
 
     #[test]
