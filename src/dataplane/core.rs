@@ -333,11 +333,11 @@ impl Core {
         }
     }
 
-    /// Adds to the metrics the bytes that a connection has relayed since the last call; returns the number of those from the client.
-    pub(crate) fn report_bytes(&self, entry: &Entry) -> u64 {
+    /// Adds to the metrics the bytes that a connection has relayed since the last call; returns how many went up and down.
+    pub(crate) fn report_bytes(&self, entry: &Entry) -> (u64, u64) {
         let (up, down, spliced) = entry.take_unreported();
         if up + down == 0 {
-            return 0;
+            return (0, 0);
         }
         let facts = entry.facts.borrow();
         if let Some(destination) = &facts.destination {
@@ -345,12 +345,12 @@ impl Core {
         }
         if entry.is_stream() {
             self.local.relayed(RelayPath::Hbone, up + down);
-            return up;
+            return (up, down);
         }
         debug_assert!(spliced <= up + down, "bytes that were spliced are among those passed on");
         self.local.relayed(RelayPath::Splice, spliced);
         self.local.relayed(RelayPath::Copy, up + down - spliced);
-        up
+        (up, down)
     }
 
     /// Removes a connection from the table.

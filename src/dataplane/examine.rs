@@ -13,6 +13,7 @@ use std::time::Duration;
 use tokio::net::TcpStream;
 
 use super::core::Core;
+use super::endpoint_state::SILENT_AFTER;
 use super::entry::Entry;
 use super::standstill::{Bounded, Observed, Order};
 use isthmus_model::reason::Reason;
@@ -21,6 +22,8 @@ use isthmus_net::socket::{bound_received, restore, shrink, spread_keep_alive, un
 
 /// The number of ticks without an acknowledged byte after which a connection may be reset because of its memory.
 const SILENT: u32 = 60;
+/// The number of ticks between two examinations of a connection whose endpoint does not acknowledge bytes.
+const LATE: u32 = 5;
 /// A connection is not reset because of its memory if it holds at most this number of bytes, or its equal share of the limit. Bounded
 /// buffers may hold as much.
 const SMALL: u64 = 256 << 10;
@@ -58,6 +61,8 @@ pub(super) struct Found {
     pub(super) is_quiet: bool,
     /// The time since either peer's last byte arrived; zero if the kernel does not report it.
     pub(super) silence: Duration,
+    /// True if the endpoint has not acknowledged bytes for a while.
+    pub(super) is_late: bool,
 }
 
 /// Bounds the receive buffers of a new connection if memory is short. `client` is `None` if the client's side is one stream of an
@@ -222,7 +227,13 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
             let _ = spread_keep_alive(socket, entry.id());
         }
     }
-    Found { end, unread, is_quiet, silence: client.received.min(endpoint.received) }
+    let is_late = endpoint.leaves_unacknowledged(SILENT_AFTER);
+    if is_late {
+        // The flow may go on, or the endpoint may be dead; both are found soon.
+        entry.standstill.examine_at(now + LATE);
+        core.clock.reschedule(entry, now + LATE);
+    }
+    Found { end, unread, is_quiet, silence: client.received.min(endpoint.received), is_late }
 }
 
 /// Returns the reason to end a connection that [`relieve`] has chosen; `None` if its peer has read something since, or if enough memory

@@ -18,6 +18,8 @@
 //! message; a close that came before the read was already reported by the poller.
 
 mod park;
+#[cfg(test)]
+mod tests;
 mod waits;
 
 use std::future::poll_fn;
@@ -111,6 +113,7 @@ pub(crate) async fn relay(
         up: Direction::default(),
         down: Direction::default(),
         taken: false,
+        lacks: 0,
         is_raw,
         waits: Waits::new(asked, &core.clock),
         failure: None,
@@ -134,6 +137,8 @@ struct Relay<'a> {
     down: Direction,
     /// True once the endpoint has sent its first byte.
     taken: bool,
+    /// The number of bytes that the first record of the endpoint's answer to the hello lacks.
+    lacks: u16,
     /// True if the bytes may not be TLS, so that the first bytes of the endpoint say nothing about it.
     is_raw: bool,
     waits: Waits,
@@ -285,10 +290,16 @@ impl Relay<'_> {
         }
     }
 
-    /// Returns the time for which the client has waited for the endpoint's answer to its hello; `None` if it has one, or was sent none.
+    /// Returns the time for which the client has waited for the endpoint's answer to its hello, or for the rest of its first record;
+    /// `None` if it has that, or the endpoint was sent no hello.
     fn waited(&self) -> Option<Duration> {
-        let asked = self.waits.asked().filter(|_| !self.taken && !self.is_raw);
-        asked.map(|asked| asked.elapsed())
+        let since = if self.taken { self.waits.last() } else { self.waits.asked() };
+        since.filter(|_| !self.is_raw && (!self.taken || self.lacks > 0)).map(|since| since.elapsed())
+    }
+
+    /// Returns the endpoint's answer so far, as the operator reads it.
+    fn said(&self) -> &'static str {
+        if self.taken { "only a part of a TLS record, and then no byte" } else { "no byte" }
     }
 
     /// Records the endpoint's silence if the client leaves after it has waited for the answer to its hello.
@@ -298,12 +309,26 @@ impl Relay<'_> {
             return;
         };
         self.failure = Some(Reason::EndpointSilent);
+        let (said, seconds) = (self.said(), waited.as_secs_f64());
+        let hello = if self.taken { "" } else { " after the hello" };
         self.entry.explain(format!(
-            "the endpoint had sent no byte {:.1} s after the hello, when the client left",
-            waited.as_secs_f64()
+            "the endpoint had sent {said} for {seconds:.1} s{hello}, when the client left"
         ));
         if let Some(attempts) = &self.attempts {
             attempts.silent(self.core, &self.connected.in_flight, waited);
+        }
+    }
+
+    /// Records the failure of an endpoint that ends the connection in the middle of its first record, while the client is there.
+    fn endpoint_left(&mut self) {
+        if self.lacks == 0 || self.up.read_out || self.failure.is_some() {
+            return;
+        }
+        self.lacks = 0;
+        self.failure = Some(Reason::EndpointClosed);
+        self.entry.explain("the endpoint ended the connection in the middle of its first TLS record");
+        if let Some(attempts) = &mut self.attempts {
+            attempts.refused_last(self.core, &self.connected.in_flight, Reason::EndpointClosed);
         }
     }
 
@@ -315,8 +340,9 @@ impl Relay<'_> {
         }
         let waited = self.waited().unwrap_or_default();
         if self.failure.is_none() && waited >= SILENT_AFTER {
+            let said = self.said();
             self.entry.explain(format!(
-                "endpoint_silent: the endpoint has sent no byte for {} s after the hello",
+                "endpoint_silent: the endpoint has sent {said} for {} s after the hello",
                 waited.as_secs()
             ));
         }
@@ -332,13 +358,18 @@ impl Relay<'_> {
         let found = examine(self.core, self.entry, &self.sides());
         // A read that returned few bytes may have stopped at urgent data; then the socket holds more bytes.
         [self.up.unreported, self.down.unreported] = found.unread;
+        self.connected.in_flight.set_late(found.is_late);
         found
     }
 
     /// Returns true if the endpoint sent last, and no bytes wait in this process. If nothing is under way in the kernel either, the
     /// sockets can be closed then: neither peer waits for the other's bytes.
     fn is_in_pause(&self) -> bool {
-        self.taken && self.waits.asked().is_none() && !self.up.holds() && !self.down.holds()
+        self.taken
+            && self.lacks == 0
+            && self.waits.asked().is_none()
+            && !self.up.holds()
+            && !self.down.holds()
     }
 
     /// Passes a reset on as a reset, so that a truncated download never looks complete.
@@ -377,8 +408,9 @@ impl Relay<'_> {
                     self.entry.explain("the endpoint ended the connection before it sent a byte");
                     return Poll::Ready(Err(Reason::EndpointClosed));
                 }
-                if way == Way::Up {
-                    self.client_left();
+                match way {
+                    Way::Up => self.client_left(),
+                    Way::Down => self.endpoint_left(),
                 }
                 self.end(way);
                 return Poll::Ready(Ok(()));
@@ -552,7 +584,11 @@ impl Relay<'_> {
                 }
                 if !self.taken {
                     self.answered(now.unwrap_or_else(Instant::now));
+                } else if self.lacks > 0 {
+                    self.lacks = self.lacks.saturating_sub(u16::try_from(count).unwrap_or(u16::MAX));
+                    self.record_arrives(now.unwrap_or_else(Instant::now));
                 }
+                self.connected.in_flight.set_late(false);
             }
         }
         if let Some(replay) = self.replay.as_mut() {
@@ -571,9 +607,16 @@ impl Relay<'_> {
         if self.failure.is_some_and(Reason::refuses_hello) {
             return upstreams.heard(in_flight, now);
         }
-        upstreams.succeeded(in_flight, now);
         if let Some(attempts) = &mut self.attempts {
             attempts.settle(self.core);
+        }
+        self.record_arrives(now);
+    }
+
+    /// Records that the endpoint has taken the connection, once its first record is whole.
+    fn record_arrives(&self, now: Instant) {
+        if self.lacks == 0 {
+            self.core.shared.upstreams.succeeded(&self.connected.in_flight, now);
         }
     }
 
@@ -666,7 +709,10 @@ impl Relay<'_> {
             self.core.shared.upstreams.answered(&self.connected.in_flight, answer != ServerAnswer::NotTls);
         }
         let (reason, alert, text) = match answer {
-            ServerAnswer::Handshake => return Ok(()),
+            ServerAnswer::Handshake => {
+                self.lacks = if bytes.is_empty() { 0 } else { ServerAnswer::lacks(bytes) };
+                return Ok(());
+            }
             // The first word is the code by which `status` lists the problem.
             ServerAnswer::NotTls => {
                 let like = looks_like(bytes).map_or(String::new(), |like| format!(" and look like {like}"));

@@ -16,6 +16,8 @@ use isthmus_upgrade::record;
 
 /// The number of ticks without moved bytes after which a connection is examined.
 const QUIET: u32 = 15;
+/// The same if the client sent last, so that an answer is due. It is the time after which an endpoint is silent.
+const UNANSWERED: u32 = 5;
 /// While bytes wait for a peer, a connection that has moved no bytes for this number of ticks is examined.
 const STUCK: u32 = 2;
 
@@ -26,8 +28,8 @@ pub(crate) struct Standstill {
     due: Cell<u32>,
     /// The order that the connection's task has.
     order: Cell<Order>,
-    /// True while bytes wait in this process for a peer to take them.
-    stuck: Cell<bool>,
+    /// The event that the connection waits for.
+    waits: Cell<WaitsFor>,
     /// The progress of both directions, upward first; `None` while both peers have acknowledged all bytes and nothing is bounded.
     owed: Cell<Option<Box<[Owed; 2]>>>,
     /// The kernel memory of the connection's sockets, in bytes, while bytes wait for a peer.
@@ -39,6 +41,17 @@ pub(crate) struct Standstill {
     pub(super) asked: Cell<bool>,
     /// True while buffers of the connection are bounded because memory was short.
     pub(super) bounded: Cell<Bounded>,
+}
+
+/// The event that a connection waits for.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+enum WaitsFor {
+    #[default]
+    Nothing,
+    /// A peer takes the bytes that wait in this process for it.
+    Room,
+    /// The endpoint sends something: lately, only the client has.
+    Answer,
 }
 
 /// An order to a connection's task.
@@ -103,7 +116,11 @@ pub(super) struct Judgement {
 impl Standstill {
     /// Records whether bytes wait in this process for a peer.
     pub(super) fn set_stuck(&self, stuck: bool) {
-        self.stuck.set(stuck);
+        if stuck {
+            self.waits.set(WaitsFor::Room);
+        } else if self.waits.get() == WaitsFor::Room {
+            self.waits.set(WaitsFor::Nothing);
+        }
     }
 
     /// Orders the connection's task to examine the connection.
@@ -158,9 +175,26 @@ impl Standstill {
         self.due.set(now + 1);
     }
 
-    /// Schedules an examination after a tick in which the connection moved bytes.
-    pub(super) fn touch(&self, now: u32) {
-        let due = now + if self.stuck.get() { STUCK } else { QUIET };
+    /// Schedules an examination after a tick in which the connection moved bytes; `is_unanswered` is true if only the client has sent
+    /// some.
+    pub(super) fn touch(&self, now: u32, is_unanswered: bool) {
+        if self.waits.get() != WaitsFor::Room {
+            self.waits.set(if is_unanswered { WaitsFor::Answer } else { WaitsFor::Nothing });
+        }
+        self.examine_at(now + self.quiet());
+    }
+
+    /// Returns the number of ticks without moved bytes after which the connection is examined.
+    fn quiet(&self) -> u32 {
+        match self.waits.get() {
+            WaitsFor::Nothing => QUIET,
+            WaitsFor::Room => STUCK,
+            WaitsFor::Answer => UNANSWERED,
+        }
+    }
+
+    /// Schedules an examination for this tick, unless one is scheduled for an earlier tick.
+    pub(super) fn examine_at(&self, due: u32) {
         if self.due.get() == 0 || self.due.get() > due {
             self.due.set(due);
         }
@@ -171,8 +205,8 @@ impl Standstill {
     pub(super) fn due(&self, moved: u32, now: u32) -> Option<u32> {
         let mut due = self.due.get();
         if due != 0 && due <= now {
-            let quiet_at = moved + QUIET;
-            if !self.stuck.get() && quiet_at > now && !self.owes() {
+            let quiet_at = moved + self.quiet();
+            if self.waits.get() != WaitsFor::Room && quiet_at > now && !self.owes() {
                 due = quiet_at;
             } else {
                 due = 0;

@@ -31,13 +31,13 @@ pub(crate) async fn tick(core: &Core) {
     let now = core.clock.now();
     for some in touched.chunks(AT_ONCE) {
         for entry in some {
-            let up = core.report_bytes(entry);
+            let (up, down) = core.report_bytes(entry);
             if entry.opened.get() + 1 == now {
                 // The task now sets socket options that only longer connections need; at the start they would cost system
                 // calls for short connections too.
                 entry.wake();
             }
-            entry.standstill.touch(now);
+            entry.standstill.touch(now, up > 0 && down == 0);
             look(core, entry, &timeouts, up > 0);
         }
         tokio::task::yield_now().await;

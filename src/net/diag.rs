@@ -35,6 +35,8 @@ const PROBE: u8 = 4;
 
 /// The number of unanswered retransmissions or window probes after which a peer may be dead.
 const UNANSWERED: u8 = 3;
+/// The number of unanswered retransmissions that are more than a lost packet.
+const RESENT: u8 = 2;
 /// The longest time for which a live peer may leave bytes unacknowledged.
 const ACKNOWLEDGED_WITHIN: Duration = Duration::from_secs(120);
 /// The longest time for which a live peer may leave window probes unanswered. Three lost probes alone do not prove that a peer
@@ -72,6 +74,11 @@ impl TcpState {
         // The comparison with `within` alone is not enough: after a long silence the last acknowledgement is old, although
         // bytes that were sent a moment ago are not late.
         self.unanswered >= UNANSWERED && self.acknowledged >= within
+    }
+
+    /// Returns true if the peer has not acknowledged bytes for this time, although they were sent again.
+    pub fn leaves_unacknowledged(&self, within: Duration) -> bool {
+        self.timer == RETRANSMIT && self.unanswered >= RESENT && self.acknowledged >= within
     }
 }
 

@@ -123,6 +123,16 @@ impl ServerAnswer {
             _ => Self::NotTls,
         }
     }
+
+    /// Returns how many bytes the first record of an answer lacks, of which these are the first ones; of a record without a whole
+    /// header, those of the header.
+    pub fn lacks(bytes: &[u8]) -> u16 {
+        let record = match bytes {
+            [_, _, _, high, low, ..] => RECORD_HEADER + usize::from(u16::from_be_bytes([*high, *low])),
+            _ => RECORD_HEADER,
+        };
+        u16::try_from(record.saturating_sub(bytes.len())).unwrap_or(u16::MAX)
+    }
 }
 
 /// The buffers that the scanners of one worker share.
@@ -588,5 +598,7 @@ pub(crate) mod tests {
             assert_eq!(ServerAnswer::of(begun), ServerAnswer::Handshake);
         }
         assert_eq!(ServerAnswer::of(b"SSH-2.0"), ServerAnswer::NotTls);
+        let lacks = [&[22, 3][..], &[22, 3, 3, 1, 2], &[22, 3, 3, 0, 2, 9], &[22, 3, 3, 0, 1, 9, 22, 3]];
+        assert_eq!(lacks.map(ServerAnswer::lacks), [3, 258, 1, 0]);
     }
 }

@@ -215,8 +215,8 @@ codes! {
         "An endpoint answers a ClientHello with bytes that are not TLS.",
         "the port of the endpoint: `isthmus get endpoints`";
     EndpointSilent = "endpoint_silent", Failed in "endpoints",
-        "An endpoint has been sent a ClientHello, and has not answered a byte for 5 s. The problem lasts until the endpoint answers, or \
-         no connection waits for it.",
+        "An endpoint has been sent a ClientHello, and has not answered it for 5 s, or only by a part of a record; or it has acknowledged \
+         no byte of a connection for 5 s. The problem lasts until the endpoint answers, or no connection waits for it.",
         "the endpoint itself; a firewall or a smaller MTU on the way: `isthmus explain NAME --probe`";
     EndpointSlow = "endpoint_slow", Warning in "endpoints",
         "The median of the longest waits of connections for a byte of an endpoint is above 1 s, and five times that of the other \

@@ -5,7 +5,8 @@ use std::time::{Duration, SystemTime};
 
 use super::Problem;
 use super::code::Code;
-use isthmus_dataplane::endpoint_state::{EndpointState, FAILURES_MIN};
+use isthmus_api::text::counted;
+use isthmus_dataplane::endpoint_state::{EndpointState, FAILURES_MIN, SILENT_AFTER};
 use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_telemetry::clock::rfc3339;
@@ -59,6 +60,8 @@ enum What {
     NotTls(SystemTime),
     /// It has not answered a hello for so long.
     Silent(Duration),
+    /// It does not acknowledge bytes of so many connections.
+    Unacknowledged(u32),
     Slow,
 }
 
@@ -71,7 +74,9 @@ impl What {
             None => (state.in_a_row >= FAILURES_MIN && !state.unhealthy).then_some(Self::Failing),
         };
         let answers = state.not_tls.map(Self::NotTls);
+        let late = state.unacknowledged;
         let silent = state.silent_for.map(Self::Silent);
+        let silent = silent.or_else(|| (late > 0).then_some(Self::Unacknowledged(late)));
         let slow = state.is_slow.then_some(Self::Slow);
         [health, connections, answers, silent, slow].into_iter().flatten()
     }
@@ -82,7 +87,7 @@ impl What {
             Self::Ejected(_) => Code::EndpointEjected,
             Self::Failing => Code::EndpointFailing,
             Self::NotTls(_) => Code::EndpointNotTls,
-            Self::Silent(_) => Code::EndpointSilent,
+            Self::Silent(_) | Self::Unacknowledged(_) => Code::EndpointSilent,
             Self::Slow => Code::EndpointSlow,
         }
     }
@@ -101,9 +106,16 @@ impl What {
                 rfc3339(time)
             ),
             Self::Silent(time) => format!(
-                "{about} has been sent a ClientHello, and has answered no byte for {} s",
+                "{about} has been sent a ClientHello, and has not answered it for {} s",
                 time.as_secs()
             ),
+            Self::Unacknowledged(count) => {
+                let connections = counted(count.try_into().unwrap_or(usize::MAX), "connection");
+                format!(
+                    "{about} has acknowledged nothing on {connections} for more than {} s",
+                    SILENT_AFTER.as_secs()
+                )
+            }
             Self::Slow => {
                 let median = state.answer.map_or(Duration::ZERO, |times| times.p50);
                 format!(

@@ -245,6 +245,7 @@ impl StreamRelay<'_> {
     fn examine(&mut self) -> Option<Reason> {
         let found = examine(self.core, self.entry, &self.sides());
         self.down.unreported = found.unread[1];
+        self.connected.in_flight.set_late(found.is_late);
         found.end
     }
 

@@ -98,6 +98,7 @@ pub(crate) async fn resume(
         up,
         down,
         taken,
+        lacks: 0,
         is_raw,
         waits: Waits::resumed(asked, &core.clock),
         failure,

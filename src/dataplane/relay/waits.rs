@@ -57,6 +57,11 @@ impl Waits {
         self.since.filter(|_| self.by != By::Endpoint)
     }
 
+    /// Returns the time of the last byte of either side, if it was measured.
+    pub(super) fn last(&self) -> Option<Instant> {
+        self.since
+    }
+
     /// Records bytes of the client.
     pub(super) fn client_spoke(&mut self, clock: &Clock) {
         let is_read = self.may_read(clock);
