@@ -167,14 +167,16 @@ fn of_limit(full: &FullLimit, spell: &Spell, (all, of_service): (usize, Option<u
         ),
         FullLimit::Unannounced => (
             "proxyProtocol".to_owned(),
-            "the limit of connections whose PROXY header has not arrived, a fifth of limits.connections".to_owned(),
+            "the limit of connections whose PROXY header has not arrived, a fifth of limits.connections"
+                .to_owned(),
         ),
         FullLimit::Links => {
             ("peers".to_owned(), "the limit of connections of peers that wait to be served".to_owned())
         }
-        FullLimit::Descriptors => {
-            ("descriptors".to_owned(), "the limit of open files of the process or the host (ulimit -n)".to_owned())
-        }
+        FullLimit::Descriptors => (
+            "descriptors".to_owned(),
+            "the limit of open files of the process or the host (ulimit -n)".to_owned(),
+        ),
         FullLimit::Service(key) => {
             (key.to_string(), format!("the limit{of_service} to {key} (limits.perService.connections)"))
         }

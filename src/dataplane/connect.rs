@@ -28,8 +28,8 @@ use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::socket::{
-    UNSENT_MAX, acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, is_out_of_descriptors, keep_alive,
-    relay_socket,
+    UNSENT_MAX, acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, is_out_of_descriptors,
+    keep_alive, relay_socket,
 };
 use isthmus_snapshot::candidates::{Candidate, Candidates};
 use isthmus_snapshot::decision::Admission;
@@ -315,7 +315,9 @@ impl Attempts {
         loop {
             let index = self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.random())?;
             match core.shared.upstreams.adopt(self.balancer.endpoint(index), &self.candidates) {
-                Some(reason) => self.report(u32::try_from(index).unwrap_or(u32::MAX), reason, Verdict::Ejected),
+                Some(reason) => {
+                    self.report(u32::try_from(index).unwrap_or(u32::MAX), reason, Verdict::Ejected)
+                }
                 None => return Ok(index),
             }
         }
@@ -358,9 +360,7 @@ pub(crate) async fn connect(
             };
             match dialled {
                 Err(reason)
-                    if !is_own_fault(reason)
-                        && target.has_another_address()
-                        && attempts.has_time(core) =>
+                    if !is_own_fault(reason) && target.has_another_address() && attempts.has_time(core) =>
                 {
                     target.try_next_address(entry, attempts, reason);
                 }

@@ -311,9 +311,8 @@ impl Relay<'_> {
         self.failure = Some(Reason::EndpointSilent);
         let (said, seconds) = (self.said(), waited.as_secs_f64());
         let hello = if self.taken { "" } else { " after the hello" };
-        self.entry.explain(format!(
-            "the endpoint had sent {said} for {seconds:.1} s{hello}, when the client left"
-        ));
+        self.entry
+            .explain(format!("the endpoint had sent {said} for {seconds:.1} s{hello}, when the client left"));
         if let Some(attempts) = &self.attempts {
             attempts.silent(self.core, &self.connected.in_flight, waited);
         }

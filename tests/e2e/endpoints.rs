@@ -130,7 +130,7 @@ fn an_endpoint_that_accepts_and_says_nothing_is_named_while_a_client_waits() {
     client.write_all(&hello("a.test")).expect("sent");
     let problem = has_problem(&gateway, "endpoint_silent");
     assert!(
-        problem["text"].as_str().is_some_and(|text| text.contains("has answered no byte for")),
+        problem["text"].as_str().is_some_and(|text| text.contains("has not answered it for")),
         "{problem}"
     );
     let endpoint = gateway.json("/api/v1/endpoints")[0].clone();
@@ -344,7 +344,10 @@ fn a_silent_endpoint_costs_two_impatient_clients_a_call() {
     assert!((37..=38).contains(&answered), "{answered} of 40 calls got an answer");
     let line = gateway.logged("a client that left", |line| line["reason"] == "endpoint_silent");
     let detail = line["detail"].as_str().unwrap_or_default();
-    assert!(detail.starts_with("the endpoint had sent no byte 1.") && line["ended_by"] == "client", "{line}");
+    assert!(
+        detail.starts_with("the endpoint had sent no byte for 1.") && line["ended_by"] == "client",
+        "{line}"
+    );
     let explained = gateway.json("/api/v1/explain?sni=two.test");
     let bad = silent.address.to_string();
     let all = explained["candidates"].as_array().cloned().unwrap_or_default();
@@ -378,7 +381,7 @@ fn the_silence_of_the_only_endpoint_is_the_reason_of_each_client_that_leaves() {
     assert!(gateway.metric("isthmus_endpoint_failures_total", &["reason=\"endpoint_silent\""]) >= 4.0);
     let problem = has_problem(&gateway, "endpoint_failing");
     assert!(
-        problem["text"].as_str().is_some_and(|text| text.contains("endpoint_silent: no byte for ")),
+        problem["text"].as_str().is_some_and(|text| text.contains("endpoint_silent: no answer for ")),
         "{problem}"
     );
     // A client that leaves at once blames nobody.
@@ -390,6 +393,34 @@ fn the_silence_of_the_only_endpoint_is_the_reason_of_each_client_that_leaves() {
         (lines.len() == 5).then_some(lines)
     });
     assert_eq!(lines[4]["reason"], "ok", "{lines:?}");
+}
+
+/// Routes that share an endpoint learn from each other's calls, and `ejection: off` learns nothing.
+#[test]
+fn an_endpoint_that_has_failed_for_one_route_is_passed_by_by_the_others() {
+    let (good, closing) = (good(), closing());
+    let routes: String = [("one.test", "{failures: 3, time: 1m}"), ("other.test", "{failures: 2, time: 1m}"), ("off.test", "off")]
+        .map(|(name, ejection)| {
+            let endpoints = format!("[\"{}\", \"{}\"]", good.address, closing.address);
+            format!("  {name}: {{endpoints: {endpoints}, ejection: {ejection}, loadBalancing: {{policy: roundRobin}}}}\n")
+        })
+        .concat();
+    let gateway = Gateway::start(&format!("workers: 1\nlisten: \"127.0.0.1:0\"\nroutes:\n{routes}"));
+    let call = |name: &str| {
+        for _ in 0..10 {
+            assert!(
+                gives_up(gateway.listener("default"), name, Duration::from_secs(20)),
+                "{name} is answered"
+            );
+        }
+        closing.accepted()
+    };
+    let of_one = call("one.test");
+    assert_eq!(of_one, 3);
+    assert_eq!(call("other.test"), of_one, "the other route sends it nothing");
+    let explained = gateway.json("/api/v1/explain?sni=other.test");
+    assert!(explained.to_string().contains("\"ejected\""), "{explained}");
+    assert!(call("off.test") >= of_one + 5, "without ejection it is used in turn");
 }
 
 /// Every way in which the only endpoint can fail, with the reason and the alert that the client receives.

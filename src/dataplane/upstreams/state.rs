@@ -16,7 +16,9 @@ impl Upstreams {
     pub fn state(&self, key: &EndpointKey) -> Option<EndpointState> {
         let known = self.endpoints.get(key).map(|upstream| upstream.clone());
         let known = known.filter(|upstream| {
-            upstream.used.load(Ordering::Relaxed) != 0 || upstream.unhealthy.load(Ordering::Relaxed)
+            upstream.used.load(Ordering::Relaxed) != 0
+                || upstream.unhealthy.load(Ordering::Relaxed)
+                || upstream.ejected_until() != 0
         });
         let of_others = || self.addresses.get(&key.address).map(|at| self.state_at(&at));
         let state = known.map(|upstream| self.state_of(&upstream));

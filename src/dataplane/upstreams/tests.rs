@@ -466,6 +466,8 @@ async fn each_service_judges_the_failures_of_an_address_by_its_own_settings() {
     assert_eq!([&patient, &only, &off].map(adopts), [None; 3]);
     let ejected = || [&first, &brief, &patient, &only, &off].map(|set| is_ejected(&upstreams, set, 0));
     assert_eq!(ejected(), [true, true, false, false, false]);
+    let of_brief = upstreams.state(&brief.endpoints()[0].key).expect("it is ejected");
+    assert_eq!(of_brief.ejected_for, Some(seconds(5)), "although it has made no connection");
     let state = upstreams.state(&off.endpoints()[0].key).expect("it is known");
     assert_eq!((state.in_a_row, state.ejected_for), (3, None), "shown to all");
     // The ejection of one ends before that of another, and is not adopted again for the same failures.
