@@ -212,8 +212,8 @@ fn view(call: &Call, network: &str) -> Result<(Called, Vec<Way>), Failure> {
     let word = if ways.is_empty() { Reason::NoEndpoints } else { Reason::Ok };
     let detail = match (ways.len(), missing.is_empty()) {
         (0, _) => missing,
-        (count, true) => format!("{count} of {} entries are called", view.entries.len()),
-        (count, false) => format!("{count} of {} entries are called; missing: {missing}", view.entries.len()),
+        (count, true) => format!("entries called: {count} of {}", view.entries.len()),
+        (count, false) => format!("entries called: {count} of {}; missing: {missing}", view.entries.len()),
     };
     called.hops.push(Hop::new("view", begun, word.text()).because(detail));
     Ok((called, ways))

@@ -97,17 +97,21 @@ const AREAS: [Area; 10] = [
             let unread = status.registries.iter().filter(|registry| registry.state == MISSING);
             let unread: Vec<&str> = unread.map(|registry| &*registry.name).collect();
             let read = match unread.is_empty() {
-                true => "all of them read".to_owned(),
-                false => format!("all of them read except {}", unread.join(", ")),
+                true => "read".to_owned(),
+                false => format!("read except {}", unread.join(", ")),
             };
-            format!("{} registries, {read}; {} services", status.registries.len(), status.services)
+            let registries = match status.registries.len() {
+                1 => "1 registry".to_owned(),
+                count => format!("{count} registries"),
+            };
+            format!("{registries}, {read}; {}", counted(status.services, "service"))
         },
     },
     Area {
         name: "limits",
         well: |status| {
             format!(
-                "{} of {} connections; no service is at its limit",
+                "{} of {} connections; no limit has refused one within the last minute",
                 status.connections, status.limits.connections
             )
         },
@@ -380,7 +384,7 @@ mod tests {
         let status = Status { ready: true, registries, ..Status::default() };
         let checks = of_status(&status);
         let found = checks.iter().find(|check| check.check == "registries").expect("an area");
-        assert_eq!(found.text, "2 registries, all of them read except peer/west; 0 services");
+        assert_eq!(found.text, "2 registries, read except peer/west; 0 services");
     }
 
     #[test]

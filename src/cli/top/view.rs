@@ -342,7 +342,7 @@ impl Top {
             first.push((Style::Warn, "  paused".to_owned()));
         }
         let second = format!(
-            "{} connections of {}, {opened:.0} new/s, {}/s, up {}, version {}",
+            "{} of {} connections, {opened:.0} new/s, {}/s, up {}, version {}",
             overview.traffic.active,
             status.limits.connections,
             bytes(moved),
