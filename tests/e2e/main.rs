@@ -36,6 +36,7 @@ mod endpoints;
 mod enrolment;
 mod etcd;
 mod explain;
+mod faults;
 mod federation;
 mod federation_envoy;
 mod files;

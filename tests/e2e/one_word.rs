@@ -44,7 +44,7 @@ fn timer(fault: &str, word: &str) -> &'static str {
         "all_unhealthy" | "endpoint_unhealthy" => "`health.interval` × `unhealthyAfter`",
         "name_stale" => "the TTL of the last answer",
         "endpoint_silent" if fault.contains("leaves") => "–",
-        "endpoint_silent" => "5 s without a byte",
+        "endpoint_silent" => "5 s",
         "registry_impaired" => "5 s",
         "gateway_unreachable" => "two probes, one each second",
         "peer_not_live" => "two heartbeats, one each 5 s, if nothing refuses",
@@ -243,7 +243,7 @@ impl Table {
 }
 
 /// Returns the path and the text of the document.
-fn document() -> (std::path::PathBuf, String) {
+pub(crate) fn document() -> (std::path::PathBuf, String) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/reasons.md");
     let text = std::fs::read_to_string(&path).expect("docs/reasons.md");
     (path, text)
@@ -286,7 +286,15 @@ fn places_of_connection(row: &Row, gateway: &Gateway, asks: &[&str], lines: usiz
         ("access log", has(&log), log.to_string()),
         ("metric", row.is_counted(gateway), "it is 0".to_owned()),
         dashboard(row, gateway),
+        overview(row, gateway),
     ]
+}
+
+/// Returns the data that `isthmus top` and the dashboard show, and whether a failure in it has the word.
+fn overview(row: &Row, gateway: &Gateway) -> Place {
+    let overview = gateway.json("/api/v1/overview");
+    let has = overview["failures"].as_array().is_some_and(|list| list.iter().any(|one| says(one, row.word)));
+    ("overview", has, overview["failures"].to_string())
 }
 
 /// The problems that are no line of the log: an operator has ordered the one, and the other one is found by a search of all

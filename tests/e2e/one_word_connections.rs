@@ -160,6 +160,18 @@ fn of_hellos_and_names(table: &mut Table) {
     );
 }
 
+/// The first bytes of the record of a ServerHello.
+pub(crate) const HALF: &[u8] = &[22, 3, 3, 0, 122, 2, 0, 0, 118, 3, 3];
+
+/// Returns an endpoint that sends a part of its ServerHello, and then nothing until its client goes.
+pub(crate) fn halting() -> Backend {
+    Backend::start(|mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+        let _ = stream.write_all(HALF);
+        let _ = std::io::copy(&mut stream, &mut std::io::sink());
+    })
+}
+
 fn of_endpoints(table: &mut Table) {
     let (dead, sick, silent) = (refusing(), refusing(), Silent::new());
     let (resetting, closing) = (Backend::resetting(), closing());
@@ -170,17 +182,30 @@ fn of_endpoints(table: &mut Table) {
         })
     };
     let (plain, ssh) = (says(b"HTTP/1.1 400 Bad Request\r\n\r\n"), says(b"SSH-2.0-OpenSSH\r\n"));
-    let [rejecting, failing] = [&[21, 3, 3, 0, 2, 2, 112], &[21, 3, 3, 0, 2, 2, 80]].map(|alert| says(alert));
-    let waiting = waiting();
+    let alerts = [&[21, 3, 3, 0, 2, 2, 112], &[21, 3, 3, 0, 2, 2, 80], &[21, 3, 3, 0, 2, 2, 120]];
+    let [rejecting, failing, choosing] = alerts.map(|alert| says(alert));
+    let (waiting, halting, cut) = (waiting(), halting(), says(HALF));
+    let late = Backend::start(|mut stream| {
+        let _ = stream.read(&mut [0; 4096]);
+        thread::park_timeout(Duration::from_secs(2));
+    });
     let accepting = Backend::start(|stream| reset(&stream));
     let names = NameServer::start();
     names.answer("mute.names.test", Answer::Silence);
     names.points("dead.names.test", dead.ip());
+    names.answer("refused.names.test", Answer::Refusal);
+    names.answer("cut.names.test", Answer::Truncated);
+    names.points("any.names.test", [0, 0, 0, 0].into());
+    let addresses = (1..=60).map(|host| [127, 9, 9, host].into()).collect();
+    names.answer("many.names.test", Answer::Addresses { addresses, ttl: 60 });
     let gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes:\n  dead.test: {{endpoints: [\"{dead}\"], ejection: off}}\n  \
          slow.test: {{endpoints: [\"{}\"], connectTimeout: 200ms}}\n  reset.test: \"{}\"\n  lost.test: \"no-such-name.invalid:443\"\n  \
          unsaid.test: \"mute.names.test:443\"\n  moved.test: {{endpoints: [\"dead.names.test:{}\"], ejection: off}}\n  accept.test: \"{}\"\n  \
          mute.test: \"{}\"\n  plain.test: \"{}\"\n  ssh.test: \"{}\"\n  rejects.test: \"{}\"\n  fails.test: \"{}\"\n  waits.test: \"{}\"\n  nowhere.test: \"[fe80::1]:1\"\n  \
+         alpn.test: \"{}\"\n  half.test: \"{}\"\n  cut.test: \"{}\"\n  late.test: \"{}\"\n  \
+         refusedname.test: \"refused.names.test:443\"\n  cutname.test: \"cut.names.test:443\"\n  anyname.test: \"any.names.test:443\"\n  \
+         manynames.test: {{endpoints: [\"many.names.test:{}\"], ejection: off}}\n  \
          sick.test: {{endpoints: [\"{sick}\"], panic: false, health: {{interval: 100ms, timeout: 100ms, unhealthyAfter: 2}}}}\n\
          dns: {{servers: [\"{}\"]}}\naggregator: {{startTimeout: 1s}}\n",
         silent.address,
@@ -193,6 +218,11 @@ fn of_endpoints(table: &mut Table) {
         rejecting.address,
         failing.address,
         waiting.address,
+        choosing.address,
+        halting.address,
+        cut.address,
+        late.address,
+        dead.port(),
         names.address
     ));
     let address = gateway.listener("default");
@@ -254,6 +284,7 @@ fn of_endpoints(table: &mut Table) {
     for (fault, name) in [
         ("An endpoint refuses the name by a TLS alert", "rejects.test"),
         ("An endpoint refuses each hello by the alert `internal_error`", "fails.test"),
+        ("An endpoint knows none of the client's protocols (ALPN)", "alpn.test"),
     ] {
         table.connection(&gateway, fault, "endpoint_alert", &[name], || {
             send(address, &raw::hello(name.as_bytes()));
@@ -267,6 +298,27 @@ fn of_endpoints(table: &mut Table) {
         &asks,
         || {
             gives_up(address, asks[0], Duration::from_millis(300));
+        },
+    );
+    for (fault, name) in [
+        ("An endpoint ends connections 2 s after the hello", "late.test"),
+        ("An endpoint ends connections in the middle of its ServerHello", "cut.test"),
+    ] {
+        table.connection(&gateway, fault, "endpoint_closed", &[name], || {
+            send(address, &raw::hello(name.as_bytes()));
+        });
+    }
+    table.connection(
+        &gateway,
+        "A client leaves after a part of a ServerHello",
+        "endpoint_silent",
+        &["half.test"],
+        || {
+            let mut client = connect(address);
+            client.set_read_timeout(Some(Duration::from_millis(300))).expect("a timeout");
+            client.write_all(&raw::hello(b"half.test")).expect("sent");
+            client.read_exact(&mut [0; HALF.len()]).expect("the part");
+            client.read(&mut [0]).expect_err("nothing more comes");
         },
     );
     let asks = ["nowhere.test"];
@@ -293,6 +345,17 @@ fn of_endpoints(table: &mut Table) {
             refused(address, asks[0]);
         },
     );
+    for (fault, name) in [
+        ("The name server refuses to answer for an endpoint's name (REFUSED)", "refusedname.test"),
+        ("The answer for an endpoint's name is cut off", "cutname.test"),
+        ("The name server has the address 0.0.0.0 for an endpoint", "anyname.test"),
+    ] {
+        table.connection(&gateway, fault, "name_unresolved", &[name], || refused(address, name));
+    }
+    let asks = ["manynames.test"];
+    table.connection(&gateway, "All 60 addresses of a name are down", "endpoint_refused", &asks, || {
+        refused(address, asks[0]);
+    });
     let asks = ["moved.test"];
     table.connection(
         &gateway,

@@ -100,7 +100,13 @@ fn every_fault_of_a_path_has_one_word_in_all_places() {
         },
     );
     wide(&host);
+    let mut waits = connect(address);
+    waits.write_all(&raw::hello(HELLO)).expect("sent");
+    waits.read_exact(&mut vec![0; raw::hello(HELLO).len()]).expect("echoed");
     vanish(&mut table, &host, far.address, endless.address);
+    // The gateway of the rows before has one connection to the host that has disappeared.
+    let fault = "An endpoint's host has disappeared when a client sends a request";
+    table.problem(&gateway, fault, "endpoint_silent", || waits.write_all(b"request").expect("sent"));
     table.is_section("Paths");
 }
 

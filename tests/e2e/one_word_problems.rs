@@ -8,8 +8,10 @@ use std::process::Command;
 use std::thread;
 use std::time::{Duration, SystemTime};
 
+use crate::endpoints::{gives_up, waiting};
 use crate::hbone::{BASE, OWN, folder};
 use crate::one_word::Table;
+use crate::one_word_connections::halting;
 use crate::problems::run;
 use crate::support::backend::{Backend, refusing};
 use crate::support::client::{connect, hello, tls};
@@ -62,6 +64,14 @@ fn of_the_config(table: &mut Table) {
         run(&gateway, &["reload"])
     });
     gateway.reload(&config(any, ""));
+    table.problem(&gateway, "The config file is emptied", "config_rejected", || {
+        fs::write(gateway.folder().join("isthmus.yaml"), "").expect("written");
+    });
+    gateway.reload(&config(any, ""));
+    table.problem(&gateway, "The config file is deleted", "config_rejected", || {
+        fs::remove_file(gateway.folder().join("isthmus.yaml")).expect("removed");
+    });
+    gateway.reload(&config(any, ""));
     let holder = TcpListener::bind("127.0.0.1:0").expect("a port");
     table.problem(&gateway, "An address of the new config is in use", "config_rejected", || {
         gateway.write_config(&config(holder.local_addr().expect("bound"), ""));
@@ -105,6 +115,11 @@ fn of_registries(table: &mut Table) {
     };
     table.problem(&gateway, "The file of a registry has a mistake", "registry_stale", || {
         write(gateway.folder(), "west.yaml", "services: [{hostname: 5}]\n");
+    });
+    whole();
+    table.problem(&gateway, "The file of a registry is cut in the middle", "registry_stale", || {
+        let all = services(30, "10.9.0.1");
+        write(gateway.folder(), "west.yaml", &all[..all.rfind("protocol").expect("a port")]);
     });
     whole();
     table.problem(&gateway, "The file of a registry is deleted", "registry_stale", || {
@@ -191,12 +206,14 @@ fn every_fault_of_endpoints_names_limits_and_logs_has_one_word_in_all_places() {
 fn of_endpoints(table: &mut Table) {
     let good = Backend::tls_echo(PKI.server("two.test"), "");
     let (dead, sick, failing) = (refusing(), refusing(), refusing());
-    let silent = Backend::start(|mut stream| drop(std::io::copy(&mut stream, &mut std::io::sink())));
+    let (silent, halting) = (waiting(), halting());
+    let plain = Backend::start(|mut stream| drop(stream.write_all(b"SSH-2.0-OpenSSH\r\n")));
     let gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes:\n  only.test: {{endpoints: [\"{failing}\"], ejection: off}}\n  \
          two.test: {{endpoints: [\"{0}\", \"{dead}\"], ejection: {{failures: 1, time: 60s}}, loadBalancing: {{policy: roundRobin}}}}\n  \
-         silent.test: \"{1}\"\n  kept.test: {{endpoints: [\"{0}\", \"127.0.0.1:9\"]}}\n  well.test: \"{0}\"\n",
-        good.address, silent.address
+         silent.test: \"{1}\"\n  kept.test: {{endpoints: [\"{0}\", \"127.0.0.1:9\"]}}\n  well.test: \"{0}\"\n  half.test: \"{2}\"\n  \
+         pair.test: {{endpoints: [\"{0}\", \"{3}\"], loadBalancing: {{policy: roundRobin}}}}\n",
+        good.address, silent.address, halting.address, plain.address
     ));
     let address = gateway.listener("default");
     table.problem(
@@ -214,6 +231,16 @@ fn of_endpoints(table: &mut Table) {
         let mut client = connect(address);
         client.write_all(&hello("silent.test")).expect("sent");
         client
+    });
+    table.problem(&gateway, "An endpoint stops in the middle of its ServerHello", "endpoint_silent", || {
+        let mut client = connect(address);
+        client.write_all(&hello("half.test")).expect("sent");
+        client
+    });
+    table.problem(&gateway, "One of several endpoints does not speak TLS", "endpoint_not_tls", || {
+        for _ in 0..2 {
+            gives_up(address, "pair.test", Duration::from_secs(5));
+        }
     });
     table.problem(&gateway, "An operator takes an endpoint out of service", "endpoint_withdrawn", || {
         run(&gateway, &["endpoint", "disable", "127.0.0.1:9"])
@@ -249,7 +276,7 @@ fn of_a_slow_endpoint(table: &mut Table) {
             }
         })
     };
-    let endpoints = [0, 0, 1_500].map(|after| answering(Duration::from_millis(after)));
+    let endpoints = [0, 0, 3_000].map(|after| answering(Duration::from_millis(after)));
     let [one, two, slow] = endpoints.each_ref().map(|endpoint| endpoint.address);
     let gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes: {{slow.test: {{endpoints: [\"{one}\", \"{two}\", \"{slow}\"], loadBalancing: {{policy: \
@@ -309,19 +336,36 @@ fn of_limits(table: &mut Table) {
     let config = |limits: &str| {
         format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: \"{}\"}}\nlimits: {{{limits}}}\n", echo.address)
     };
+    let route = format!("{{endpoints: [{{address: \"{}\", maxConnections: 1}}]}}", echo.address);
+    let full = format!("listen: \"127.0.0.1:0\"\nroutes: {{a.test: {route}}}\n");
     let open = |address: SocketAddr| {
         let mut client = connect(address);
         client.write_all(&hello("a.test")).expect("sent");
         client
     };
-    for (fault, limits) in [
-        ("The gateway has as many connections as `limits.connections`", "connections: 1"),
-        ("A service has as many connections as `limits.perService`", "perService: {connections: 1}"),
+    for (fault, config) in [
+        ("The gateway has as many connections as `limits.connections`", config("connections: 1")),
+        ("A service has as many connections as `limits.perService`", config("perService: {connections: 1}")),
+        ("Each endpoint of a route has as many connections as `maxConnections`", full),
     ] {
-        let gateway = Gateway::start(&config(limits));
+        let gateway = Gateway::start(&config);
         let address = gateway.listener("default");
         table.problem(&gateway, fault, "limit_reached", || [open(address), open(address)]);
     }
+    let gateway = Gateway::start(&format!("workers: 1\n{}", config("pendingHellos: 1")));
+    let address = gateway.listener("default");
+    table.problem(
+        &gateway,
+        "As many hellos are incomplete as `limits.pendingHellos`",
+        "limit_reached",
+        || {
+            [(); 2].map(|()| {
+                let mut client = connect(address);
+                client.write_all(&hello("a.test")[..10]).expect("sent");
+                client
+            })
+        },
+    );
     let gateway = Gateway::start(&config(""));
     table.problem(&gateway, "The gateway uses most of `limits.memory`", "memory_short", || {
         gateway.reload(&config("memory: 32MiB"));

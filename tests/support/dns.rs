@@ -17,6 +17,8 @@ pub enum Answer {
     Unknown,
     /// SERVFAIL.
     Failure,
+    /// REFUSED.
+    Refusal,
     /// No answer.
     Silence,
     /// An answer that is cut off, from a server that does not answer over TCP either.
@@ -105,6 +107,7 @@ fn respond(query: &[u8], state: &Mutex<State>) -> Option<Vec<u8>> {
         Answer::ByFamily(_) | Answer::Alias { .. } | Answer::Services(_) => unreachable!("answered above"),
         Answer::Silence => return None,
         Answer::Failure => (2, Vec::new(), 0),
+        Answer::Refusal => (5, Vec::new(), 0),
         Answer::Unknown => (3, Vec::new(), 0),
         Answer::Empty | Answer::Truncated => (0, Vec::new(), 0),
         Answer::Addresses { addresses, ttl } => (0, addresses, ttl),
