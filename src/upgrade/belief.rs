@@ -225,12 +225,16 @@ pub struct EndpointBelief {
     pub used: Moment,
     /// The place of the address that is tried first.
     pub first: usize,
-    /// The number of failures in a row.
+    /// The number of failures in a row, shared by all services at the address, as the next four fields.
     pub failures: u32,
     /// The number of failures that do not count for ejection.
     pub not_counted: u32,
+    /// The time of the last failure that counts.
+    pub failed_at: Option<Moment>,
     /// The number of hellos in a row without an answer.
     pub silences: u32,
+    /// The time at which the endpoint was last left out for its silence.
+    pub silent_at: Option<Moment>,
     /// The end of the ejection.
     pub ejected_until: Option<Moment>,
     /// The time at which the endpoint last answered a hello with bytes that are not TLS.
@@ -308,6 +312,7 @@ impl Beliefs {
             endpoint.used = Moment::default();
             endpoint.ejected_until = endpoint.ejected_until.map(|_| Moment::default());
             endpoint.not_tls = endpoint.not_tls.map(|_| Moment::default());
+            (endpoint.failed_at, endpoint.silent_at) = (None, None);
         }
         for check in &mut self.checks {
             check.checked = Moment::default();
@@ -395,7 +400,9 @@ mod tests {
                 first: 1,
                 failures: 2,
                 not_counted: 0,
+                failed_at: Some(at),
                 silences: 1,
+                silent_at: None,
                 ejected_until: Some(at),
                 not_tls: None,
                 last_failure: Some(failure),

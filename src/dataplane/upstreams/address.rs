@@ -4,8 +4,8 @@
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
+use super::Upstream;
 use super::silence::Silence;
-use super::{Failure, Upstream};
 use crate::clock::milliseconds;
 use crate::endpoint_state::LastFailure;
 use isthmus_snapshot::policy::Ejection;
@@ -14,17 +14,17 @@ use isthmus_snapshot::policy::Ejection;
 #[derive(Debug, Default)]
 pub(super) struct AddressState {
     /// The number of failures since the endpoint last took a connection.
-    failures: AtomicU32,
+    pub(super) failures: AtomicU32,
     /// The number of failures since then that are shown, but do not count for ejection, because the hello may be at fault.
-    not_counted: AtomicU32,
+    pub(super) not_counted: AtomicU32,
     /// The time of the last failure that counts; 0 if there was none.
-    failed_at: AtomicU64,
+    pub(super) failed_at: AtomicU64,
     /// The answers that the endpoint owes.
     pub(super) silence: Silence,
     /// The last failure of a connection. Its lock is taken only when one fails, and by readers of the API.
-    last_failure: Mutex<Option<LastFailure>>,
+    pub(super) last_failure: Mutex<Option<LastFailure>>,
     /// The endpoints of all services at this address.
-    members: Mutex<Vec<Weak<Upstream>>>,
+    pub(super) members: Mutex<Vec<Weak<Upstream>>>,
 }
 
 impl AddressState {
@@ -85,8 +85,7 @@ impl AddressState {
         failed.max(silent).filter(|(until, _)| *until > now)
     }
 
-    pub(super) fn set_last_failure(&self, failure: Failure) {
-        let last = failure.now(false);
+    pub(super) fn set_last_failure(&self, last: LastFailure) {
         *self.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(last);
     }
 

@@ -7,6 +7,8 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, PoisonError};
 use std::time::{Duration, SystemTime};
 
+use super::address::AddressState;
+use super::silence::Silence;
 use super::{FORGET_FAILED_AFTER, Upstream, Upstreams};
 use crate::endpoint_state::LastFailure;
 use isthmus_model::reason::Reason;
@@ -35,26 +37,31 @@ impl Upstreams {
         let Upstream {
             key: EndpointKey { group, address },
             group: _,
+            at,
             in_flight: _,
             address: first,
-            failures,
-            not_counted,
-            silences,
-            // The connections that wait for an answer may move, and then wait in the new process.
-            unanswered_since: _,
-            waiting: _,
-            waiting_since: _,
+            judged: _,
             ejected_until,
             // See `check_belief`.
             checks_failed: _,
+            failed_check: _,
             unhealthy: _,
             used,
             not_tls,
             slow: _,
             connects: _,
             answers: _,
-            last_failure: _,
         } = upstream;
+        let AddressState { failures, not_counted, failed_at, silence, last_failure: _, members: _ } = &**at;
+        let Silence {
+            count: silences,
+            left_out_at,
+            // The connections that wait for an answer may move, and then wait in the new process.
+            unanswered_since: _,
+            waiting: _,
+            waiting_since: _,
+            unacknowledged: _,
+        } = silence;
         let moment = |milliseconds: u64| (milliseconds != 0).then(|| self.moment(milliseconds, present));
         let belief = EndpointBelief {
             group: group.to_string(),
@@ -63,10 +70,12 @@ impl Upstreams {
             first: first.load(Ordering::Relaxed),
             failures: failures.load(Ordering::Relaxed),
             not_counted: not_counted.load(Ordering::Relaxed),
+            failed_at: moment(failed_at.load(Ordering::Relaxed)),
             silences: silences.load(Ordering::Relaxed),
+            silent_at: moment(left_out_at.load(Ordering::Relaxed)),
             ejected_until: moment(ejected_until.load(Ordering::Relaxed)),
             not_tls: moment(not_tls.load(Ordering::Relaxed)),
-            last_failure: failure_belief(upstream, false),
+            last_failure: at.last_failure().map(failure_belief),
         };
         let is_known = belief.first != 0
             || belief.failures.max(belief.not_counted).max(belief.silences) > 0
@@ -84,7 +93,10 @@ impl Upstreams {
             checked: self.moment(upstream.used.load(Ordering::Relaxed), present),
             failed,
             unhealthy,
-            last_failure: failure_belief(upstream, true),
+            last_failure: {
+                let last = upstream.failed_check.lock().unwrap_or_else(PoisonError::into_inner).clone();
+                last.map(failure_belief)
+            },
         })
     }
 
@@ -119,7 +131,9 @@ impl Upstreams {
             first,
             failures,
             not_counted,
+            failed_at,
             silences,
+            silent_at,
             ejected_until,
             not_tls,
             last_failure,
@@ -129,19 +143,26 @@ impl Upstreams {
             return;
         }
         let upstream = self.upstream_at(key);
+        let AddressState { silence, .. } = &*upstream.at;
         for (to, from) in [
-            (&upstream.failures, failures),
-            (&upstream.not_counted, not_counted),
-            (&upstream.silences, silences),
+            (&upstream.at.failures, failures),
+            (&upstream.at.not_counted, not_counted),
+            (&silence.count, silences),
         ] {
             to.store(from, Ordering::Relaxed);
         }
         upstream.address.store(first, Ordering::Relaxed);
         let at = |moment: Moment| present.instant_of(moment).map_or(1, |at| self.at(at));
-        upstream.used.store(at(used), Ordering::Relaxed);
-        upstream.not_tls.store(not_tls.map_or(0, at), Ordering::Relaxed);
+        for (to, from) in [
+            (&upstream.used, Some(used)),
+            (&upstream.not_tls, not_tls),
+            (&upstream.at.failed_at, failed_at),
+            (&silence.left_out_at, silent_at),
+        ] {
+            to.store(from.map_or(0, at), Ordering::Relaxed);
+        }
         if let Some(failure) = last_failure.and_then(last_failure_of) {
-            *upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner) = Some(failure);
+            upstream.at.set_last_failure(failure);
         }
         if let Some(left) = ejected {
             self.eject(&upstream, candidates, left);
@@ -154,12 +175,10 @@ impl Upstreams {
     }
 }
 
-/// Returns the last failure, if it is one of a health check or of a connection as asked.
-fn failure_belief(upstream: &Upstream, by_check: bool) -> Option<FailureBelief> {
-    let last = upstream.last_failure.lock().unwrap_or_else(PoisonError::into_inner).clone();
-    let LastFailure { reason, detail, by_check, time } = last.filter(|last| last.by_check == by_check)?;
+fn failure_belief(last: LastFailure) -> FailureBelief {
+    let LastFailure { reason, detail, by_check, time } = last;
     let detail = detail.map(|detail| detail.to_string());
-    Some(FailureBelief { reason: reason.text().to_owned(), detail, by_check, time: time.into() })
+    FailureBelief { reason: reason.text().to_owned(), detail, by_check, time: time.into() }
 }
 
 /// Returns a failure in an earlier process; `None` if this program does not know its reason.

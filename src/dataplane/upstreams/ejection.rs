@@ -36,7 +36,7 @@ impl Upstreams {
     pub(super) fn count_failure(&self, upstream: &Upstream, candidates: &Candidates, failure: Failure) {
         let labels = [("service", service_of(&candidates.group)), ("reason", failure.reason.text())];
         self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
-        upstream.at.set_last_failure(failure);
+        upstream.at.set_last_failure(failure.now(false));
     }
 
     /// Records that the endpoint refused a connection, timed out, was unreachable, or ended or refused the connection before a

@@ -23,17 +23,17 @@ pub(super) const SILENT_LEFT_OUT: Duration = Duration::from_secs(10);
 #[derive(Debug, Default)]
 pub(super) struct Silence {
     /// The number of times since the endpoint's last answer that it answered no hello for [`SILENCE_MIN`].
-    count: AtomicU32,
+    pub(super) count: AtomicU32,
     /// The time at which the endpoint was last left out, or got the connection that shows whether it answers; 0: never.
-    left_out_at: AtomicU64,
+    pub(super) left_out_at: AtomicU64,
     /// The time of the first hello since the endpoint's last answer; 0 if there was none, or nobody waits for an answer.
-    unanswered_since: AtomicU64,
+    pub(super) unanswered_since: AtomicU64,
     /// The number of connections that wait for the endpoint's answer to a hello.
-    waiting: AtomicU32,
+    pub(super) waiting: AtomicU32,
     /// The time at which `waiting` was 0 or the endpoint answered.
-    waiting_since: AtomicU64,
+    pub(super) waiting_since: AtomicU64,
     /// The number of connections of which the endpoint has not acknowledged bytes for a while.
-    unacknowledged: AtomicU32,
+    pub(super) unacknowledged: AtomicU32,
 }
 
 impl Silence {
