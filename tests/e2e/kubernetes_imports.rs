@@ -366,8 +366,7 @@ fn a_missing_right_is_named_and_a_right_that_is_granted_later_is_used() {
         ];
         parts.iter().all(|part| text.contains(part)).then_some(())
     });
-    let report = gateway.json("/api/v1/registries")[0].clone();
-    assert_eq!((&report["state"], &report["report"]["problems"]), (&json!("live"), &json!([])));
+    assert_eq!(gateway.json("/api/v1/registries")[0]["state"], "live");
     let list = rules.as_array_mut().expect("a list");
     list.push(json!({"apiGroups": ["multicluster.x-k8s.io"], "resources": ["serviceimports"],
         "verbs": ["get", "create", "patch", "delete"]}));
