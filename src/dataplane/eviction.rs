@@ -51,7 +51,7 @@ pub(crate) fn announced(core: &Core, entry: &Entry) -> Result<(), Reason> {
 pub(crate) fn take_slot_of_unannounced(core: &Core) -> Result<Permit, Refused> {
     let oldest = oldest_unannounced(core).and_then(|oldest| {
         let permit = oldest.permit.take();
-        cut_for_another(core, &oldest);
+        cut_for_another(core, &oldest, FullLimit::Unannounced);
         permit
     });
     oldest.ok_or_else(|| {
@@ -68,22 +68,22 @@ pub(crate) fn take_slot_of_unannounced(core: &Core) -> Result<Permit, Refused> {
 /// above the limit stays one higher.
 pub(crate) fn take_back(core: &Core, holder: Holder, asked: usize) {
     let workers = &core.shared.workers;
-    let victim = match holder {
-        Holder::Unannounced => oldest_unannounced(core),
-        Holder::Source(_) | Holder::Identity(_) => idle_longest_of(core, &holder),
+    let (victim, full) = match holder {
+        Holder::Unannounced => (oldest_unannounced(core), FullLimit::Unannounced),
+        Holder::Source(_) | Holder::Identity(_) => (idle_longest_of(core, &holder), FullLimit::Connections),
     };
     if let Some(victim) = victim {
-        cut_for_another(core, &victim);
+        cut_for_another(core, &victim, full);
     } else if asked + 1 < workers.len() {
         let next = &workers[(core.index + 1) % workers.len()];
         let _ = next.mailbox.try_send(Message::TakeBack { holder, asked: asked + 1 });
     }
 }
 
-/// Ends a connection whose slot another one gets.
-fn cut_for_another(core: &Core, entry: &Entry) {
+/// Ends a connection whose slot another one gets, because this limit is reached.
+fn cut_for_another(core: &Core, entry: &Entry, full: FullLimit) {
     let text = "the gateway has reached its limit of connections (limits.connections), and gave the place to another connection";
-    core.give_way(entry, Refused::new(Reason::LimitGlobal, Some(FullLimit::Connections), text));
+    core.give_way(entry, Refused::new(Reason::LimitGlobal, Some(full), text));
 }
 
 /// Removes a connection from the list of pending connections and returns it: the one that has waited longest for its PROXY header.
