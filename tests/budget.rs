@@ -38,8 +38,8 @@ const FEATURES: &[(&str, &str)] = &[
     ("DNS", "dns/ app/dns config/dns config/table/dns snapshot/virtual_addresses aggregator/owner/addresses"),
     (
         "drains",
-        "admin/drains admin/maintenance aggregator/drain_orders api/drain cli/drains config/drains dataplane/retire \
-        dataplane/withdrawals document/drains model/drain snapshot/drain snapshot/drain_scope snapshot/drains \
+        "admin/drains admin/maintenance aggregator/drain_orders aggregator/drains_left api/drain cli/drains config/drains \
+        dataplane/retire dataplane/withdrawals document/drains model/drain snapshot/drain snapshot/drain_scope snapshot/drains \
         aggregator/withdrawal kubernetes/notes",
     ),
     ("etcd", "aggregator/etcd aggregator/spec/etcd aggregator/leases"),

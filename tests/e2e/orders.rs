@@ -196,6 +196,22 @@ fn signals_are_obeyed_while_the_first_reading_of_the_config_hangs() {
 }
 
 #[test]
+fn a_drain_without_a_target_stops_the_gateway_and_names_the_command_that_does() {
+    for (command, warns) in [("stop", false), ("drain", true)] {
+        let mut gateway = Gateway::start(&config(""));
+        let admin = format!("http://{}", gateway.admin());
+        let done = Command::new(BINARY).args([command, "--admin", &admin]).output().expect("it runs");
+        let said = String::from_utf8_lossy(&done.stderr).into_owned();
+        assert!(
+            done.status.success() && said.contains("`isthmus stop` stops the gateway") == warns,
+            "{said}"
+        );
+        assert_eq!(done.stdout, b"draining\n");
+        assert!(gateway.ended().success());
+    }
+}
+
+#[test]
 fn a_config_that_is_no_file_is_refused_at_once() {
     let gateway = Gateway::start(&config(""));
     std::fs::remove_file(gateway.config_path()).expect("removed");

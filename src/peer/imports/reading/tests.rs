@@ -47,6 +47,7 @@ pub(in crate::imports) fn record(name: &str, weight: u32) -> proto::Service {
             ports: vec!["http".into()],
             weight,
             drained: 0,
+            drained_parts: 0,
         }],
     }
 }
@@ -138,6 +139,21 @@ fn a_gateway_needs_a_port_a_weight_and_an_address() {
         proto::Gateway { identity: "spiffe://other/a".into(), ..good },
     ] {
         assert!(gateway(&peer(None), &AddressScope::Any, &wrong).is_err(), "{wrong:?}");
+    }
+}
+
+#[test]
+fn a_drain_is_told_in_steps_or_in_parts() {
+    let told = |drained: u32, drained_parts: u32| {
+        let mut record = record("a.pay.west.global", 1);
+        (record.groups[0].drained, record.groups[0].drained_parts) = (drained, drained_parts);
+        read(&record).map(|read| read.service.endpoints[0].template.drained)
+    };
+    // A peer of an earlier version tells steps alone.
+    assert_eq!([told(0, 0), told(16, 0), told(32, 0)], [Ok(0), Ok(PARTS / 2), Ok(PARTS)]);
+    assert_eq!(told(31, 3_168), Ok(3_168), "99 %");
+    for (steps, parts) in [(33, 0), (u32::MAX, 0), (0, 3_201), (0, u32::MAX)] {
+        assert!(told(steps, parts).expect_err("too much").contains("3200 parts"), "{steps} {parts}");
     }
 }
 
