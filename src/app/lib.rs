@@ -37,6 +37,7 @@ use std::time::Duration;
 
 use tokio::sync::mpsc;
 
+use isthmus_admin::Command;
 use isthmus_files::reading::Readings;
 use isthmus_files::watch::FileWatch;
 use isthmus_net::budget::forbid_core_files;
@@ -125,13 +126,19 @@ async fn run_until_stopped(
     take_over: Option<&Path>,
     file: Result<giving::Program, String>,
 ) -> Result<(), Failed> {
+    // Before anything that takes time, because a signal without a handler ends the process.
+    let (command, commands) = mpsc::channel(COMMANDS);
+    let supervisor = Supervisor::new(commands);
+    let mut supervisor =
+        supervisor.map_err(|error| start_failed(&format!("cannot receive signals: {error}")))?;
     let sockets = Sockets::default();
     let mut taking = None;
     if let Some(socket) = take_over {
-        let connected = Taking::connect(socket, &sockets, &mut inherited).await;
+        let connecting = Taking::connect(socket, &sockets, &mut inherited);
+        let Ok(connected) = supervisor.during(connecting).await else { return Ok(()) };
         taking = Some(connected.map_err(|problem| start_failed(&problem))?);
     }
-    let start = Start { path, inherited, file, sockets };
+    let start = Start { path, inherited, file, sockets, supervisor, command };
     match Box::pin(start_and_serve(start, &mut taking)).await {
         Ok(()) => Ok(()),
         Err(NotServed { problem, failed }) => {
@@ -149,6 +156,8 @@ struct Start<'p> {
     inherited: Inherited,
     file: Result<giving::Program, String>,
     sockets: Sockets,
+    supervisor: Supervisor,
+    command: mpsc::Sender<Command>,
 }
 
 /// A failure of the program, and its text.
@@ -164,10 +173,7 @@ fn not_served(problem: String) -> NotServed {
 
 /// Reads the config, opens the logs, and runs the gateway. Orders are executed from the first moment.
 async fn start_and_serve(start: Start<'_>, taking: &mut Option<Taking>) -> Result<(), NotServed> {
-    let Start { path, inherited, file, sockets } = start;
-    let (command, commands) = mpsc::channel(COMMANDS);
-    let mut supervisor =
-        Supervisor::new(commands).map_err(|error| not_served(format!("cannot receive signals: {error}")))?;
+    let Start { path, inherited, file, sockets, mut supervisor, command } = start;
     let loader = Loader::new(path);
     let Ok(Loaded { config, files, .. }) = supervisor.during(loader.first()).await else { return Ok(()) };
     let config = config.map_err(|problems| not_served(problems.join("\n")))?;

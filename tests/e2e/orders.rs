@@ -196,6 +196,28 @@ fn signals_are_obeyed_while_the_first_reading_of_the_config_hangs() {
 }
 
 #[test]
+fn signals_are_obeyed_while_the_process_to_take_over_from_does_not_answer() {
+    for end in ["TERM", "INT"] {
+        let folder = tempfile::tempdir().expect("a folder");
+        std::fs::set_permissions(folder.path(), std::os::unix::fs::PermissionsExt::from_mode(0o700))
+            .expect("set");
+        std::fs::write(folder.path().join("isthmus.yaml"), config("")).expect("written");
+        let socket = folder.path().join("upgrade.sock");
+        let silent = std::os::unix::net::UnixListener::bind(&socket).expect("bound");
+        let mut command = Command::new(BINARY);
+        command.args(["run", "-c", "isthmus.yaml", "--take-over"]).arg(&socket).current_dir(folder.path());
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("it starts");
+        let _connected = silent.accept().expect("a new process");
+        for signal in ["HUP", "USR1", "USR2", end] {
+            let sent = Command::new("kill").args(["-s", signal, &child.id().to_string()]).status();
+            assert!(sent.expect("kill").success());
+        }
+        let status = timed(end, || eventually("the end", || child.try_wait().expect("a child")));
+        assert!(status.success(), "{status}");
+    }
+}
+
+#[test]
 fn a_drain_without_a_target_stops_the_gateway_and_names_the_command_that_does() {
     for (command, warns) in [("stop", false), ("drain", true)] {
         let mut gateway = Gateway::start(&config(""));
