@@ -19,6 +19,7 @@ use crate::support::gateway::{BINARY, Gateway};
 use crate::support::organisation::start;
 use crate::support::pki::PKI;
 use crate::support::{eventually, skip};
+use crate::upgrade::Line;
 use crate::xds::{python, run};
 
 /// Two networks behind a gateway each, seen from a third one.
@@ -189,6 +190,65 @@ fn a_document_of_the_config_never_raises_what_is_left_unless_it_says_so() {
     becomes(&gateway, "cart.mesh", &[(EAST, 0, 2), (WEST[0], 0, 1), (WEST[1], 0, 1)]);
     gateway.reload(&with("to: 50%"));
     becomes(&gateway, "cart.mesh", &half);
+}
+
+/// Each source of orders, in the middle of its ramp and at its end, through an upgrade and a restart.
+#[test]
+fn every_order_goes_on_through_upgrades_and_restarts() {
+    let past = rfc3339_seconds(unix_seconds(SystemTime::now()) - 1_800);
+    let documents = format!(
+        "- {{cluster: c-1, since: {past}, over: 1h}}\n- {{cluster: c-2, to: 10%, until: 2999-01-01T00:00:00Z}}\n- {{network: east, to: 90%}}"
+    );
+    let config = format!("{WORLD}state: {{dir: state}}\ndrain: {{timeout: 5s}}\ndrains:\n{documents}\n");
+    let mut line = Line(Gateway::start(&config));
+    let ordered = |line: &Line, arguments: &[&str]| {
+        drop(runs(&line.0, &[&["drain"], arguments, &["--force"]].concat()))
+    };
+    ordered(
+        &line,
+        &["network", "west", "--over", "2h", "--to", "1%", "--close-after", "1h", "--reason", "CHG-1"],
+    );
+    ordered(&line, &["peer", "globex", "--over", "0s", "--to", "25%"]);
+    ordered(&line, &["peer", "globex", "--over", "0s", "--to", "60%", "--raise"]);
+    ordered(&line, &["gateway", "192.0.2.3", "--over", "0s", "--until", "2h"]);
+    // Amended in the config: what is left stays.
+    let amended = config.replace("network: east, to: 90%", "network: east, to: 99%");
+    line.0.reload(&amended);
+    let orders = |line: &Line| {
+        let mut all = line.0.json("/api/v1/drains");
+        // A step of a ramp may be due at any moment.
+        for one in all.as_array_mut().expect("a list") {
+            (one["ramp_left_s"], one["connections"]) = (Value::Null, Value::Null);
+            if one["name"] == "c-1" || one["name"] == "west" {
+                let left = one["left_percent"].as_u64().expect("a number");
+                let most = if one["name"] == "c-1" { 50 } else { 100 };
+                assert!(left <= most && left + 5 >= most, "{one}");
+                one["left_percent"] = Value::Null;
+            }
+        }
+        all
+    };
+    let before = eventually("six orders", || Some(orders(&line)).filter(|all| all[5]["name"].is_string()));
+    let left = |all: &Value, name: &str| {
+        let one = all.as_array().and_then(|all| all.iter().find(|one| one["name"] == name)).cloned();
+        one.expect("in force")["left_percent"].clone()
+    };
+    for (name, percent) in [("c-2", 10), ("east", 90), ("globex", 60), ("192.0.2.3", 0)] {
+        assert_eq!(left(&before, name), percent, "{name}");
+    }
+    line.upgrade();
+    assert_eq!(orders(&line), before, "at once");
+    // A restart, of a process that had no time to write anything.
+    line.end();
+    let folder = tempfile::tempdir().expect("a folder");
+    std::fs::rename(line.0.folder().join("state"), folder.path().join("state")).expect("moved");
+    line = Line(Gateway::start_in(folder, &amended, &[]));
+    assert_eq!(orders(&line), before);
+    for (kind, name) in [("network", "west"), ("peer", "globex"), ("gateway", "192.0.2.3")] {
+        runs(&line.0, &["undrain", kind, name]);
+    }
+    line.upgrade();
+    assert_eq!(orders(&line).as_array().map(Vec::len), Some(3), "what has ended stays so");
 }
 
 #[test]

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::io::{Read, Write};
 use std::net::{Ipv4Addr, Shutdown, SocketAddr, TcpStream};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
-use std::os::unix::net::UnixDatagram;
+use std::os::unix::net::{UnixDatagram, UnixStream};
 use std::path::Path;
 use std::process::{Command, Output};
 use std::sync::Mutex;
@@ -76,8 +76,17 @@ impl Line {
     }
 }
 
-impl Drop for Line {
-    fn drop(&mut self) {
+impl Line {
+    /// Kills all processes, and waits until none of their threads has the upgrade socket any more.
+    #[track_caller]
+    pub(crate) fn end(&self) {
+        self.kill_all();
+        let socket = self.0.folder().join("state/upgrade.sock");
+        eventually("their end", || UnixStream::connect(&socket).is_err().then_some(()));
+    }
+
+    /// Kills all processes.
+    fn kill_all(&self) {
         // Only processes of the binary are killed, should an id belong to another process meanwhile.
         let is_ours = |process: &u64| {
             let name = std::fs::read_to_string(format!("/proc/{process}/comm")).unwrap_or_default();
@@ -87,6 +96,12 @@ impl Drop for Line {
         // In one command, since an old process replaces a new one that is killed.
         let all = all.filter(is_ours).map(|process| process.to_string());
         let _ = Command::new("kill").arg("-9").args(all).status();
+    }
+}
+
+impl Drop for Line {
+    fn drop(&mut self) {
+        self.kill_all();
     }
 }
 
