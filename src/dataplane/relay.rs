@@ -17,6 +17,7 @@
 //! A read that does not fill the buffer is taken to have emptied the socket ([`receive`]), which saves a system call per
 //! message; a close that came before the read was already reported by the poller.
 
+mod answer;
 mod park;
 #[cfg(test)]
 mod tests;
@@ -26,7 +27,6 @@ use std::future::poll_fn;
 use std::io;
 use std::rc::Rc;
 use std::task::{Context, Poll, ready};
-use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::{SendFlags, Shutdown};
@@ -51,7 +51,6 @@ use isthmus_model::record::Side;
 use isthmus_net::pipe::Pipe;
 use isthmus_net::socket::{is_again, receive, receive_looking, receive_to_mark, reset_on_close};
 use isthmus_telemetry::local::{RelayPath, RetirementEnd};
-use isthmus_wire::client_hello::{ServerAnswer, looks_like};
 
 /// The size in bytes of a read after which the next bytes are spliced, so that they stay in the kernel.
 const SPLICE_FROM: usize = 16 * 1024;
@@ -60,9 +59,6 @@ const SPLICE_FROM: usize = 16 * 1024;
 const SMALL_SPLICES_MAX: u8 = 4;
 /// The number of bytes that one direction may move before other connections get their turn.
 const TURN: usize = 1 << 20;
-
-/// The time that a client must have waited for the endpoint's first byte, so that its leaving is the endpoint's fault.
-const WAITED_MIN: Duration = Duration::from_millis(250);
 
 /// The outcome of relaying a connection.
 #[derive(Debug)]
@@ -287,47 +283,6 @@ impl Relay<'_> {
             self.closed(reason)
         } else {
             End::Closed(reason)
-        }
-    }
-
-    /// Returns the time for which the client has waited for the endpoint's answer to its hello, or for the rest of its first record;
-    /// `None` if it has that, or the endpoint was sent no hello.
-    fn waited(&self) -> Option<Duration> {
-        let since = if self.taken { self.waits.last() } else { self.waits.asked() };
-        since.filter(|_| !self.is_raw && (!self.taken || self.lacks > 0)).map(|since| since.elapsed())
-    }
-
-    /// Returns the endpoint's answer so far, as the operator reads it.
-    fn said(&self) -> &'static str {
-        if self.taken { "only a part of a TLS record, and then no byte" } else { "no byte" }
-    }
-
-    /// Records the endpoint's silence if the client leaves after it has waited for the answer to its hello.
-    fn client_left(&mut self) {
-        let Some(waited) = self.waited().filter(|waited| *waited >= WAITED_MIN && self.failure.is_none())
-        else {
-            return;
-        };
-        self.failure = Some(Reason::EndpointSilent);
-        let (said, seconds) = (self.said(), waited.as_secs_f64());
-        let hello = if self.taken { "" } else { " after the hello" };
-        self.entry
-            .explain(format!("the endpoint had sent {said} for {seconds:.1} s{hello}, when the client left"));
-        if let Some(attempts) = &self.attempts {
-            attempts.silent(self.core, &self.connected.in_flight, waited);
-        }
-    }
-
-    /// Records the failure of an endpoint that ends the connection in the middle of its first record, while the client is there.
-    fn endpoint_left(&mut self) {
-        if self.lacks == 0 || self.up.read_out || self.failure.is_some() {
-            return;
-        }
-        self.lacks = 0;
-        self.failure = Some(Reason::EndpointClosed);
-        self.entry.explain("the endpoint ended the connection in the middle of its first TLS record");
-        if let Some(attempts) = &mut self.attempts {
-            attempts.refused_last(self.core, &self.connected.in_flight, Reason::EndpointClosed);
         }
     }
 
@@ -598,27 +553,6 @@ impl Relay<'_> {
         }
     }
 
-    /// Records the endpoint's first byte, which came at `now`.
-    fn answered(&mut self, now: Instant) {
-        self.taken = true;
-        self.entry.answered(now);
-        let (upstreams, in_flight) = (&self.core.shared.upstreams, &self.connected.in_flight);
-        if self.failure.is_some_and(Reason::refuses_hello) {
-            return upstreams.heard(in_flight, now);
-        }
-        if let Some(attempts) = &mut self.attempts {
-            attempts.settle(self.core);
-        }
-        self.record_arrives(now);
-    }
-
-    /// Records that the endpoint has taken the connection, once its first record is whole.
-    fn record_arrives(&self, now: Instant) {
-        if self.lacks == 0 {
-            self.core.shared.upstreams.succeeded(&self.connected.in_flight, now);
-        }
-    }
-
     fn has_pipe(&mut self, way: Way) -> bool {
         if self.direction(way).pipe.is_none() {
             let pipe = self.core.pipes.borrow_mut().take();
@@ -698,43 +632,6 @@ impl Relay<'_> {
             self.direction(way).held = Some(Box::new(rest));
         }
         self.count(way, RelayPath::Copy, written);
-    }
-
-    /// Judges the endpoint's first bytes, its answer to a ClientHello. Returns a reason if they refuse the hello and another endpoint can
-    /// be tried, so that they are not passed on.
-    fn judge(&mut self, bytes: &[u8]) -> Result<(), Reason> {
-        let answer = ServerAnswer::of(bytes);
-        if !bytes.is_empty() {
-            self.core.shared.upstreams.answered(&self.connected.in_flight, answer != ServerAnswer::NotTls);
-        }
-        let (reason, alert, text) = match answer {
-            ServerAnswer::Handshake => {
-                self.lacks = if bytes.is_empty() { 0 } else { ServerAnswer::lacks(bytes) };
-                return Ok(());
-            }
-            // The first word is the code by which `status` lists the problem.
-            ServerAnswer::NotTls => {
-                let like = looks_like(bytes).map_or(String::new(), |like| format!(" and look like {like}"));
-                let text =
-                    format!("endpoint_not_tls: the endpoint answered with bytes that are not TLS{like}");
-                (Reason::EndpointNotTls, None, text)
-            }
-            ServerAnswer::Alert(alert) => {
-                let text = format!("the endpoint answered with the TLS alert {}", alert.text());
-                (Reason::EndpointAlert, Some(alert), text)
-            }
-        };
-        let is_repeatable = self.is_repeatable();
-        if let Some(attempts) = &mut self.attempts {
-            attempts.alert = alert;
-            if is_repeatable && attempts.another(self.core, self.entry).is_some() {
-                return Err(reason);
-            }
-            attempts.refused_last(self.core, &self.connected.in_flight, reason);
-        }
-        self.failure = Some(reason);
-        self.entry.explain(text);
-        Ok(())
     }
 
     /// Returns true if the endpoint was sent the hello and nothing else, so that another one can be sent the same.
