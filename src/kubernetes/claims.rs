@@ -6,78 +6,18 @@
 //! - The address of a pod or of a Service is for entries of the same namespace alone, as an endpoint. As a virtual address it is for none;
 //!   another one is for the namespace of the oldest ServiceEntry that has it.
 
-use std::collections::{BTreeMap, BTreeSet};
+use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
 use super::kinds::Tables;
+use super::kinds::claimed::Claimant;
 use super::kinds::service::ServiceClass;
 use super::kinds::service_entry::EntryRecord;
 use super::table::ObjectKey;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::clusterset::DOMAIN;
-
-/// An object that claims an address.
-#[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
-pub(super) enum Claimant {
-    ServiceEntry(ObjectKey),
-    WorkloadEntry(ObjectKey),
-}
-
-/// The claims of a cluster's entries, and the addresses of its Services.
-#[derive(Debug, Default)]
-pub(super) struct Claims {
-    hosts: BTreeMap<HostName, BTreeSet<ObjectKey>>,
-    addresses: BTreeMap<IpAddr, BTreeSet<Claimant>>,
-    /// The Services by cluster IP.
-    services: BTreeMap<IpAddr, BTreeSet<ObjectKey>>,
-}
-
-impl Claims {
-    pub(super) fn add(&mut self, ip: IpAddr, claimant: Claimant) {
-        self.addresses.entry(ip).or_default().insert(claimant);
-    }
-
-    pub(super) fn forget(&mut self, ip: IpAddr, claimant: &Claimant) {
-        forget(&mut self.addresses, &ip, claimant);
-    }
-
-    pub(super) fn add_host(&mut self, host: HostName, entry: ObjectKey) {
-        self.hosts.entry(host).or_default().insert(entry);
-    }
-
-    pub(super) fn forget_host(&mut self, host: &HostName, entry: &ObjectKey) {
-        forget(&mut self.hosts, host, entry);
-    }
-
-    pub(super) fn add_service(&mut self, ip: IpAddr, service: ObjectKey) {
-        self.services.entry(ip).or_default().insert(service);
-    }
-
-    pub(super) fn forget_service(&mut self, ip: IpAddr, service: &ObjectKey) {
-        forget(&mut self.services, &ip, service);
-    }
-
-    /// Returns true if an entry has the host.
-    pub(super) fn has_host(&self, host: &HostName) -> bool {
-        self.hosts.contains_key(host)
-    }
-
-    /// Returns all hosts.
-    pub(super) fn hosts(&self) -> impl Iterator<Item = &HostName> {
-        self.hosts.keys()
-    }
-}
-
-/// Removes a value from the set of a key, and the key with its last value.
-pub(super) fn forget<K: Ord, V: Ord>(all: &mut BTreeMap<K, BTreeSet<V>>, key: &K, value: &V) {
-    let Some(of) = all.get_mut(key) else { return };
-    of.remove(value);
-    if of.is_empty() {
-        all.remove(key);
-    }
-}
 
 /// Returns true if a selector selects a workload with these labels.
 fn selects(selector: &Option<Labels>, labels: &Labels) -> bool {
@@ -134,7 +74,7 @@ impl Tables {
 
     /// Returns the ServiceEntries that may have a host, in no particular order.
     fn candidates_of(&self, host: &HostName) -> impl Iterator<Item = (&ObjectKey, &EntryRecord)> {
-        let keys = self.claims.hosts.get(host).into_iter().flatten().filter(|_| self.spec.service_entries);
+        let keys = self.claims.of_host(host).filter(|_| self.spec.service_entries);
         let keys = keys.filter(|key| self.refusal(key, host).is_none());
         keys.filter_map(|key| Some((key, &**self.service_entries.get(key)?)))
     }
@@ -183,9 +123,9 @@ impl Tables {
         host: &HostName,
     ) -> Vec<IpAddr> {
         let is_free =
-            |ip: &IpAddr| !self.claims.services.contains_key(ip) && self.pods.at(*ip).next().is_none();
+            |ip: &IpAddr| self.claims.services_at(*ip).next().is_none() && self.pods.at(*ip).next().is_none();
         let has = |ip: &IpAddr| {
-            let mut others = self.claims.addresses.get(ip).into_iter().flatten();
+            let mut others = self.claims.at(*ip);
             others.all(|claimant| {
                 let Claimant::ServiceEntry(other) = claimant else { return true };
                 let Some(record) = self.service_entries.get(other).filter(|record| record.has_address(*ip))
@@ -202,8 +142,10 @@ impl Tables {
     pub(super) fn may_lead_to(&self, namespace: &str, ip: IpAddr) -> bool {
         let mut pods = self.pods.at(ip).peekable();
         let is_of_pods = pods.peek().is_none() || pods.any(|pod| *pod.template.namespace == *namespace);
-        let services = self.claims.services.get(&ip);
-        is_of_pods && services.is_none_or(|all| all.iter().any(|service| *service.namespace == *namespace))
+        let mut services = self.claims.services_at(ip).peekable();
+        let is_of_services =
+            services.peek().is_none() || services.any(|service| *service.namespace == *namespace);
+        is_of_pods && is_of_services
     }
 
     /// Marks the services of these hosts.
@@ -243,11 +185,8 @@ impl Tables {
 
     /// Marks the services of entries that claim one of these addresses, because others have it, or have it no longer.
     pub(super) fn mark_claimants(&mut self, addresses: impl IntoIterator<Item = IpAddr>) {
-        if self.claims.addresses.is_empty() {
-            return;
-        }
-        let claimed = addresses.into_iter().filter_map(|ip| self.claims.addresses.get(&ip));
-        let claimants: BTreeSet<Claimant> = claimed.flatten().cloned().collect();
+        let claimants = addresses.into_iter().flat_map(|ip| self.claims.at(ip));
+        let claimants: BTreeSet<Claimant> = claimants.cloned().collect();
         for claimant in claimants {
             match claimant {
                 Claimant::ServiceEntry(key) => {

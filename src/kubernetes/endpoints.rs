@@ -5,13 +5,11 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::entries::{Names, add_of_host, add_selected_by_service};
 use super::interner::{Interner, PodTemplate};
 use super::kinds::Tables;
 use super::kinds::endpoint_slice::{SliceEndpoint, SliceRecord};
 use super::kinds::pod::PodRecord;
-use super::kinds::service::{PortRecord, ServiceRecord};
-use super::kinds::service_entry::{EntryRecord, Resolution};
+use super::kinds::service::PortRecord;
 use super::kinds::workload_entry::WorkloadRecord;
 use super::mutual_tls::ServiceTls;
 use super::table::{ObjectKey, Uid};
@@ -73,48 +71,23 @@ enum Source {
     Address(IpAddr),
 }
 
-/// Makes the endpoints of a service from its slices. The result does not depend on the order in which the slices came.
-pub(super) fn made<'a>(
-    sources: &Sources<'a>,
-    (key, host): (&'a ObjectKey, &'a HostName),
-    service: &'a ServiceRecord,
-    tls: &ServiceTls<'_>,
-    texts: &mut Interner,
-) -> Made {
-    let mut made = Made::default();
+/// Returns the instances in the slices of a service, and counts those that are not used. The result does not depend on the order in which
+/// the slices came.
+pub(super) fn of_slices<'a>(tables: &'a Tables, key: &ObjectKey, made: &mut Made) -> Vec<Instance<'a>> {
     let mut of_slices: BTreeMap<Whose, Instance<'a>> = BTreeMap::new();
-    for slice in sources.tables.slices_of(key) {
+    for slice in tables.slices_of(key) {
         for endpoint in &slice.endpoints {
-            match believed(sources.tables, &key.namespace, endpoint) {
+            match believed(tables, &key.namespace, endpoint) {
                 Ok(pod) => join(&mut of_slices, pod, slice, endpoint),
                 Err(why) => *made.withheld.entry(why).or_default() += 1,
             }
         }
     }
-    let mut instances: Vec<Instance<'a>> = of_slices.into_values().collect();
-    add_selected_by_service(sources.tables, key, service, &mut instances, &mut made);
-    let entries = sources.tables.entries_of(host);
-    add_of_host(sources.tables, (host, Names::LeaveOut), &entries, &mut instances, &mut made);
-    finished(sources, instances, (&service.ports, service.prefers_v6, tls), texts, made)
-}
-
-/// Makes the endpoints of a host that only ServiceEntries have, with these ports.
-pub(super) fn made_of_entries(
-    sources: &Sources<'_>,
-    host: &HostName,
-    (entries, ports): (&[(&ObjectKey, &EntryRecord)], &[PortRecord]),
-    tls: &ServiceTls<'_>,
-    texts: &mut Interner,
-) -> Made {
-    let is_dns = entries.first().is_some_and(|(_, entry)| entry.resolution == Resolution::Dns);
-    let names = if is_dns { Names::Resolve } else { Names::LeaveOut };
-    let (mut made, mut instances) = (Made::default(), Vec::new());
-    add_of_host(sources.tables, (host, names), entries, &mut instances, &mut made);
-    finished(sources, instances, (ports, false, tls), texts, made)
+    of_slices.into_values().collect()
 }
 
 /// Adds the endpoints of these instances for a service with these ports, which may prefer IPv6 addresses.
-fn finished(
+pub(super) fn finished(
     sources: &Sources<'_>,
     instances: Vec<Instance<'_>>,
     (ports, prefers_v6, tls): (&[PortRecord], bool, &ServiceTls<'_>),
@@ -221,7 +194,7 @@ impl<'a> Instance<'a> {
 
     /// Returns the labels by which PeerAuthentications select the pod or workload.
     fn labels(&self) -> Option<&'a Labels> {
-        self.pod.map(PodRecord::labels).or(self.template.map(|template| &template.labels))
+        self.pod.map(PodRecord::labels).or_else(|| self.template.map(|template| &template.labels))
     }
 
     /// Returns true if no port has another number in the slice.

@@ -4,12 +4,14 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::endpoints::{Instance, Made};
+use super::endpoints::{Instance, Made, Sources, finished, of_slices};
+use super::interner::Interner;
 use super::kinds::Tables;
 use super::kinds::pod::PodRecord;
 use super::kinds::service::{PortRecord, ServiceRecord};
 use super::kinds::service_entry::{EntryRecord, Resolution};
 use super::kinds::workload_entry::WorkloadRecord;
+use super::mutual_tls::ServiceTls;
 use super::table::ObjectKey;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Labels;
@@ -18,9 +20,40 @@ use isthmus_model::service::Withheld;
 
 /// The use of endpoints whose address is a host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Names {
+enum Names {
     Resolve,
     LeaveOut,
+}
+
+/// Makes the endpoints of a Service: those of its slices, and those that entries add.
+pub(super) fn made(
+    sources: &Sources<'_>,
+    (key, host): (&ObjectKey, &HostName),
+    service: &ServiceRecord,
+    tls: &ServiceTls<'_>,
+    texts: &mut Interner,
+) -> Made {
+    let (tables, mut made) = (sources.tables, Made::default());
+    let mut instances = of_slices(tables, key, &mut made);
+    add_selected_by_service(tables, key, service, &mut instances, &mut made);
+    let entries = tables.entries_of(host);
+    add_of_host(tables, (host, Names::LeaveOut), &entries, &mut instances, &mut made);
+    finished(sources, instances, (&service.ports, service.prefers_v6, tls), texts, made)
+}
+
+/// Makes the endpoints of a host that only ServiceEntries have, with these ports.
+pub(super) fn made_of_entries(
+    sources: &Sources<'_>,
+    host: &HostName,
+    (entries, ports): (&[(&ObjectKey, &EntryRecord)], &[PortRecord]),
+    tls: &ServiceTls<'_>,
+    texts: &mut Interner,
+) -> Made {
+    let is_dns = entries.first().is_some_and(|(_, entry)| entry.resolution == Resolution::Dns);
+    let names = if is_dns { Names::Resolve } else { Names::LeaveOut };
+    let (mut made, mut instances) = (Made::default(), Vec::new());
+    add_of_host(sources.tables, (host, names), entries, &mut instances, &mut made);
+    finished(sources, instances, (ports, false, tls), texts, made)
 }
 
 /// Returns the ports of a host: those of its ServiceEntries, oldest first. Of two with one name or number the first counts.
@@ -35,7 +68,7 @@ pub(super) fn ports(entries: &[(&ObjectKey, &EntryRecord)]) -> Vec<PortRecord> {
 }
 
 /// Adds the WorkloadEntries that a Service selects.
-pub(super) fn add_selected_by_service<'a>(
+fn add_selected_by_service<'a>(
     tables: &'a Tables,
     key: &'a ObjectKey,
     service: &'a ServiceRecord,
@@ -59,7 +92,7 @@ fn of_service(port: &PortRecord, workload: &WorkloadRecord) -> Option<u16> {
 }
 
 /// Adds the endpoints that ServiceEntries have for a host.
-pub(super) fn add_of_host<'a>(
+fn add_of_host<'a>(
     tables: &'a Tables,
     (host, names): (&'a HostName, Names),
     entries: &[(&'a ObjectKey, &'a EntryRecord)],

@@ -2,6 +2,7 @@
 //! what depends on them. This file lists the kinds, and has the tables of what is kept.
 
 mod authorization_policy;
+pub(super) mod claimed;
 pub(super) mod class_gateway;
 mod config_map;
 pub(super) mod destination_rule;
@@ -33,6 +34,7 @@ use std::sync::Arc;
 use serde::de::DeserializeOwned;
 
 use self::authorization_policy::AuthorizationPolicy;
+use self::claimed::Claims;
 use self::class_gateway::ClassGateway;
 pub(super) use self::config_map::ConfigMap;
 use self::config_map::LocalHosts;
@@ -55,7 +57,6 @@ use self::service_export::ServiceExport;
 use self::service_import::ServiceImport;
 use self::waypoint::Waypoint;
 use self::workload_entry::WorkloadEntry;
-use super::claims::Claims;
 use super::interner::Interner;
 use super::objects::Meta;
 use super::table::{Key, ObjectKey, Placed, Rows, Table, Touched, Uid};

@@ -48,7 +48,7 @@ fn entry(host: &str, more: &Value) -> Value {
 fn gateway(cluster: &Cluster, more: &str) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
     let registries = kube::registries(folder.path(), &[cluster], more);
-    let registries = registries.replace("}}\n", "}, allow: {networks: [net-vms]}}\n");
+    let registries = registries.replace("}\n", "}\n    allow: {networks: [net-east, net-vms]}\n");
     let config = format!(
         "listen: \"127.0.0.1:0\"\nnode: {{cluster: east, network: net-east, namespace: istio-system}}\n\
          networks: {{net-vms: {{gateways: [{{address: 192.0.2.2, sniPort: 15443}}], probe: off}}, net-east: {{gateways: \
@@ -72,8 +72,13 @@ fn leads_to(gateway: &Gateway, host: &str, addresses: &[&str]) {
 /// Waits until clients of a network get these addresses for a service.
 #[track_caller]
 fn sees(gateway: &Gateway, network: &str, host: &str, entries: &[(&str, f64)]) {
+    let mut last = Value::Null;
     eventually(&format!("{network} sees {entries:?} for {host}"), || {
         let view = gateway.json(&format!("/api/v1/horizon?network={network}&port=443&service={host}"));
+        if view != last {
+            eprintln!("{network}: {view}");
+            last = view.clone();
+        }
         let all = view["entries"].as_array().cloned().unwrap_or_default();
         let stands =
             |one: &Value| one["standsFor"].as_f64().or_else(|| one["weight"].as_f64()).unwrap_or(0.0);
@@ -105,11 +110,15 @@ fn virtual_machines_serve_beside_pods_and_behind_their_own_network() {
     let spec = json!({"ports": ports, "selector": {"app": "web"}});
     cluster.service("shop/web", &json!({}), &spec);
     let mut pod = Pod::new("shop/web-0", "10.244.1.1");
-    pod.labels = json!({"app": "web"});
+    pod.labels = json!({"app": "web", "security.istio.io/tlsMode": "istio"});
     cluster.pod(&pod);
     let create = |kind: &str, key: &str, spec: &Value| cluster.admin().create(&object(kind, key, spec));
-    create("WorkloadEntry", "shop/vm1", &json!({"address": "10.244.9.1", "labels": {"app": "web"}}));
-    let far = json!({"address": "10.8.0.1", "labels": {"app": "web"}, "network": "net-vms", "weight": 3});
+    create(
+        "WorkloadEntry",
+        "shop/vm1",
+        &json!({"address": "10.244.9.1", "labels": {"app": "web"}, "serviceAccount": "vms"}),
+    );
+    let far = json!({"address": "10.8.0.1", "labels": {"app": "web"}, "network": "net-vms", "weight": 3, "serviceAccount": "vms"});
     create("WorkloadEntry", "shop/vm2", &far);
     let own = json!({"workloadSelector": {"labels": {"app": "vm"}}});
     create("ServiceEntry", "shop/vms", &entry(VM, &own));
@@ -170,7 +179,7 @@ fn virtual_machines_serve_beside_pods_and_behind_their_own_network() {
     let annotated = json!({"metadata": {"annotations": {"proxy.istio.io/health-checks-enabled": "true"}}});
     cluster.admin().patch(&at(VERSION, "workloadentries", "shop/vm1"), &annotated);
     sees(&gateway, "net-vms", web, &[("10.8.0.1:8443", 3.0), ("192.0.2.1:15443", 1.0)]);
-    let healthy = json!({"status": {"conditions": [{"type": "Healthy", "status": "True"}]}});
+    let healthy = json!({"conditions": [{"type": "Healthy", "status": "True"}]});
     cluster.admin().patch_status(&at(VERSION, "workloadentries", "shop/vm1"), &healthy);
     sees(&gateway, "net-vms", web, &[("10.8.0.1:8443", 3.0), ("192.0.2.1:15443", 2.0)]);
 

@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::endpoints::{Made, NODE_LABEL, Sources, made_of_entries};
-use super::super::entries::{ports, unusable};
+use super::super::endpoints::{Made, NODE_LABEL, Sources};
+use super::super::entries::{made_of_entries, ports, unusable};
 use super::super::kinds::Tables;
 use super::super::kinds::service_entry::EntryRecord;
 use super::super::table::{ObjectKey, Rows as _};

@@ -4,7 +4,8 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::super::endpoints::{Made, NODE_LABEL, Sources, made};
+use super::super::endpoints::{Made, NODE_LABEL, Sources};
+use super::super::entries::made;
 use super::super::kinds::Tables;
 use super::super::kinds::destination_rule::{Reach, RuleRecord};
 use super::super::kinds::service::{

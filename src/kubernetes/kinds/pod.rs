@@ -4,8 +4,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::claimed::forget;
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
-use crate::claims::forget;
 use crate::interner::{Interner, PodTemplate};
 use crate::objects::{Meta, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Placed, Rows, Touched, Uid};

@@ -4,10 +4,10 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::claimed::Claimant;
 use super::service::{PortRecord, TrafficDistribution, names_viewer, protocol_named};
 use super::workload_entry::{WorkloadRecord, WorkloadSpec};
 use super::{Facts, Reading, Tables, Watched};
-use crate::claims::Claimant;
 use crate::objects::{Meta, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_model::endpoint::Labels;

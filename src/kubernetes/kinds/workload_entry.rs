@@ -5,9 +5,9 @@ use std::collections::BTreeMap;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::claimed::Claimant;
 use super::pod::by_labels;
 use super::{Facts, Reading, Tables, Watched};
-use crate::claims::Claimant;
 use crate::interner::PodTemplate;
 use crate::objects::{Meta, Texts, is_true, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
