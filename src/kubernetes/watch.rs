@@ -9,8 +9,8 @@ mod lines;
 use std::convert::Infallible;
 use std::hash::{BuildHasher, RandomState};
 use std::pin::pin;
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Duration;
 
 use http::StatusCode;
@@ -31,6 +31,11 @@ use isthmus_tasks::backoff::Backoff;
 const WAIT_MAX: Duration = Duration::from_secs(30);
 /// The shortest wait between attempts, even if another watch of the server works meanwhile.
 const WOKEN_AFTER: Duration = Duration::from_millis(500);
+/// The longest wait of the first watch of a server that is away, by which the others learn that it is back; and that of the others after
+/// its return, while it may still refuse some kinds.
+const AT_RETURN: Duration = Duration::from_secs(2);
+/// How long after its return a server may still refuse some kinds, because it is starting.
+const RETURN_LASTS: Duration = Duration::from_secs(60);
 /// The interval at which the server is asked for a kind that it does not have.
 const ABSENT_WAIT: Duration = Duration::from_secs(60);
 /// The largest number of versions of an API group that the server is asked for.
@@ -104,6 +109,7 @@ pub(super) enum What {
 pub(super) struct Way {
     /// Notified when a watch works, so that watches that have failed while the server was away try again.
     works: Notify,
+    presence: Mutex<Presence>,
     /// True if the server has refused to send a list on a watch.
     pages: AtomicBool,
     /// One bit for each kind of which objects were left out because there are too many. Only a listing shows whether there is
@@ -114,7 +120,40 @@ pub(super) struct Way {
     pub(super) resumed: AtomicU64,
 }
 
+/// Tells whether a server is there, as its first watch finds it.
+#[derive(Clone, Copy, Debug, Default)]
+enum Presence {
+    #[default]
+    Here,
+    Away,
+    /// The server is back since this time.
+    Back(Instant),
+}
+
 impl Way {
+    fn presence(&self) -> MutexGuard<'_, Presence> {
+        self.presence.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    fn note_away(&self) {
+        *self.presence() = Presence::Away;
+    }
+
+    /// Wakes the watches that wait for the server, because it works.
+    fn note_works(&self) {
+        let mut presence = self.presence();
+        if matches!(*presence, Presence::Away) {
+            *presence = Presence::Back(Instant::now());
+        }
+        drop(presence);
+        self.works.notify_waiters();
+    }
+
+    /// Returns true if the server is back after it was away, and may still be starting.
+    fn is_returning(&self) -> bool {
+        matches!(*self.presence(), Presence::Back(since) if since.elapsed() < RETURN_LASTS)
+    }
+
     /// Sets the kinds that are listed again when their watches end.
     pub(super) fn note_crowded(&self, kinds: impl Iterator<Item = Kind>) {
         let bits = kinds.fold(0, |bits, kind| bits | 1 << kind as u32);
@@ -259,7 +298,8 @@ impl Watcher {
                 Ended::Absent => {
                     self.state = State::Listing;
                     self.version = 0;
-                    (ABSENT_WAIT, Some(What::Absent(self.lack().await)))
+                    let wait = if self.way.is_returning() { AT_RETURN } else { ABSENT_WAIT };
+                    (wait, Some(What::Absent(self.lack().await)))
                 }
                 Ended::Fault(fault) => {
                     // The next listing is in pages, because a response with all objects may have been too large.
@@ -270,6 +310,7 @@ impl Watcher {
                         self.state = State::Listing;
                     }
                     let wait = self.wait().max(fault.retry_after().unwrap_or_default());
+                    let wait = if is_of_server { wait.min(self.longest_wait()) } else { wait };
                     let text = format!("{fault}; {}", next_attempt(wait));
                     (wait, Some(What::Failing(text.into(), fault.status())))
                 }
@@ -300,6 +341,16 @@ impl Watcher {
     fn wait(&mut self) -> Duration {
         // The random number need not be secret; it only has to differ between gateways.
         self.backoff.wait(RandomState::new().hash_one(self.id))
+    }
+
+    /// Returns the longest wait after a fault of the server. The first watch finds out when the server is back, and the others wait for
+    /// it.
+    fn longest_wait(&self) -> Duration {
+        let is_first = self.id == 0;
+        if is_first {
+            self.way.note_away();
+        }
+        if is_first || self.way.is_returning() { AT_RETURN } else { Duration::MAX }
     }
 
     async fn send(&self, what: Vec<What>) -> Result<(), Ended> {
@@ -389,7 +440,7 @@ impl Watcher {
     fn settled(&mut self) {
         if self.expired == 0 && self.useless == 0 {
             self.backoff.reset();
-            self.way.works.notify_waiters();
+            self.way.note_works();
         }
     }
 
@@ -488,6 +539,7 @@ impl Watcher {
             }
             if is_whole {
                 self.way.streamed.fetch_add(1, Ordering::Relaxed);
+                self.way.note_works();
             }
             if !batch.is_empty() {
                 batch.shrink_to_fit();
@@ -533,6 +585,7 @@ impl Watcher {
                     return Err(Fault::Answer("the list has no resourceVersion".to_owned()).into());
                 }
                 self.way.paged.fetch_add(1, Ordering::Relaxed);
+                self.way.note_works();
                 self.send(vec![What::Complete]).await?;
                 return Ok(list.metadata.resource_version);
             }

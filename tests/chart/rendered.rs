@@ -270,11 +270,22 @@ fn each_right_comes_with_its_feature_alone() {
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), base);
     assert!(of_kind(&objects, "Role").is_empty());
     // Each feature adds its own rules.
-    let features: [(&str, &[&str], &[&str], &str); 4] = [
+    let features: [(&str, &[&str], &[&str], &str); 5] = [
         ("kubernetes.gateways.enabled=true", &["gateway.networking.k8s.io/gateways"], &[], ""),
         (
             "kubernetes.destinationRules=true",
-            &["networking.istio.io/destinationrules", "security.istio.io/peerauthentications"],
+            &[
+                "networking.istio.io/destinationrules",
+                "networking.istio.io/serviceentries",
+                "networking.istio.io/workloadentries",
+                "security.istio.io/peerauthentications",
+            ],
+            &[],
+            "",
+        ),
+        (
+            "kubernetes.serviceEntries=true",
+            &["networking.istio.io/serviceentries", "networking.istio.io/workloadentries"],
             &[],
             "",
         ),

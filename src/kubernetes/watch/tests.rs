@@ -25,11 +25,16 @@ const fn seconds(count: u64) -> Duration {
 
 impl Watched {
     async fn begin(kind: Kind) -> Self {
+        Self::begin_as(0, kind).await
+    }
+
+    /// Begins a watch with this number among those of its server.
+    async fn begin_as(id: WatchId, kind: Kind) -> Self {
         let scope = Scope::default();
         let (client, requests) = scripted::server(&scope).await;
         let (sender, events) = mpsc::channel(100);
         let way = Arc::new(Way::default());
-        let watcher = Watcher::new((client.clone(), way.clone()), 0, (kind, None), sender);
+        let watcher = Watcher::new((client.clone(), way.clone()), id, (kind, None), sender);
         scope.spawn(watcher.run());
         Self { requests, events, client, way, scope }
     }
@@ -97,44 +102,40 @@ async fn a_watch_that_has_lasted_ten_seconds_may_end_and_a_younger_one_has_faile
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_server_that_refuses_is_asked_less_and_less_often_down_to_every_thirty_seconds() {
-    let mut watched = Watched::begin(Kind::Service).await;
+async fn a_server_that_refuses_is_asked_less_and_less_often_down_to_every_thirty_seconds_but_by_one_watch() {
+    let mut watched = Watched::begin_as(1, Kind::Service).await;
     watched.refuse_next(StatusCode::SERVICE_UNAVAILABLE).await;
     for middle in [500, 1_000, 2_000, 4_000, 8_000, 16_000, 30_000, 30_000, 30_000] {
         let waited = watched.refuse_next(StatusCode::SERVICE_UNAVAILABLE).await;
         let expected = ms(middle * 8 / 10)..=ms(middle * 12 / 10 + 1);
         assert!(expected.contains(&waited), "{waited:?}, expected {middle} ms");
     }
+    let mut first = Watched::begin(Kind::Service).await;
+    first.refuse_next(StatusCode::SERVICE_UNAVAILABLE).await;
+    let mut waits = Vec::new();
+    for _ in 0..8 {
+        waits.push(first.refuse_next(StatusCode::SERVICE_UNAVAILABLE).await);
+    }
+    assert!(waits.iter().all(|wait| *wait <= ms(2_001)), "{waits:?}");
 }
 
-/// Returns the time from a failure of a watch to its next attempt, if another watch of the server works meanwhile: after it has
-/// received a line, or in silence.
-async fn woken_after(has_line: bool) -> Duration {
-    let mut watched = Watched::begin(Kind::Service).await;
+#[tokio::test(start_paused = true)]
+async fn a_watch_tries_again_when_another_one_has_listed_but_not_within_half_a_second() {
+    let mut watched = Watched::begin_as(1, Kind::Service).await;
     // The next wait is longer than three seconds.
     for _ in 0..4 {
         watched.refuse_next(StatusCode::SERVICE_UNAVAILABLE).await;
     }
     let (sender, _others) = mpsc::channel(100);
     let shared = (watched.client.clone(), watched.way.clone());
-    let other = Watcher::new(shared, 1, (Kind::Pod, None), sender);
+    let other = Watcher::new(shared, 0, (Kind::Pod, None), sender);
     let failed = Instant::now();
     watched.scope.spawn(other.run());
     let lines = watched.list().await;
-    if has_line {
-        sleep(Duration::ZERO).await;
-        lines.try_send("\n".into()).expect("the client reads");
-    }
     let asked = watched.requests.next().await;
     assert!(asked.path.contains("services"), "{}", asked.path);
     drop(lines);
-    failed.elapsed()
-}
-
-#[tokio::test(start_paused = true)]
-async fn a_watch_tries_again_when_another_one_works_but_not_within_half_a_second() {
-    assert_eq!(woken_after(true).await, ms(500));
-    assert_eq!(woken_after(false).await, seconds(1), "without a fault for a second, a watch works");
+    assert_eq!(failed.elapsed(), ms(500));
 }
 
 #[tokio::test(start_paused = true)]
@@ -206,4 +207,63 @@ async fn an_object_with_too_many_values_is_known_by_its_name_until_it_is_repaire
     }
     assert_eq!(seen, ["broken b/a", "put b/a", "gone b/a"]);
     assert_eq!(watched.failures(), Vec::<String>::new());
+}
+
+/// The bookmark that ends the list on a watch.
+const WHOLE: &str = "{\"type\":\"BOOKMARK\",\"object\":{\"metadata\":{\"resourceVersion\":\"7\",\"annotations\":{\"k8s.io/initial-events-end\":\"true\"}}}}\n";
+
+/// Watches several kinds of a cluster whose server fails for a time, then serves the first kind alone for two seconds, and then all.
+/// Returns the time from its return until all kinds are listed.
+async fn listed_after_return(away: Duration, kinds: &[Kind]) -> Duration {
+    let scope = Scope::default();
+    let (client, mut requests) = scripted::server(&scope).await;
+    let (sender, mut events) = mpsc::channel(1_000);
+    let way = Arc::new(Way::default());
+    for (id, kind) in kinds.iter().enumerate() {
+        let watcher = Watcher::new((client.clone(), way.clone()), id, (*kind, None), sender.clone());
+        scope.spawn(watcher.run());
+    }
+    let returns = Instant::now() + away;
+    let mut open = Vec::new();
+    loop {
+        let asked = requests.next().await;
+        let is_first = asked.path.contains(&format!("/{}?", kinds[0].plural()));
+        let served_from = if is_first { returns } else { returns + seconds(2) };
+        if Instant::now() < served_from {
+            asked.with(StatusCode::SERVICE_UNAVAILABLE, "{}");
+            continue;
+        }
+        let lines = asked.begin();
+        lines.try_send(WHOLE.into()).expect("the client reads");
+        open.push(lines);
+        if open.len() == kinds.len() {
+            break;
+        }
+    }
+    let mut listed = 0;
+    while listed < kinds.len() {
+        let batch = events.recv().await.expect("the watches go on");
+        listed += batch.iter().filter(|event| matches!(event.what, What::Complete)).count();
+    }
+    returns.elapsed()
+}
+
+const SEVERAL: [Kind; 6] =
+    [Kind::Namespace, Kind::Service, Kind::Pod, Kind::DestinationRule, Kind::ServiceEntry, Kind::Gateway];
+
+#[tokio::test(start_paused = true)]
+async fn all_kinds_are_listed_within_five_seconds_of_the_return_of_a_server() {
+    for away in [3, 15, 40, 47, 600] {
+        let took = listed_after_return(seconds(away), &SEVERAL).await;
+        assert!(took <= seconds(5), "{took:?} after {away} s");
+    }
+}
+
+#[tokio::test(start_paused = true)]
+async fn fifty_clusters_are_listed_within_five_seconds_of_their_return() {
+    let begun = Instant::now();
+    let all = (0..50).map(|_| listed_after_return(seconds(100), &SEVERAL));
+    let took = futures_util::future::join_all(all).await;
+    assert!(took.iter().all(|took| *took <= seconds(5)), "{took:?}");
+    assert!(begun.elapsed() <= seconds(105), "{:?}", begun.elapsed());
 }
