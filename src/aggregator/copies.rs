@@ -179,14 +179,17 @@ impl CopyStore {
         }
     }
 
-    /// Writes all pending copies. Blocks.
+    /// Writes all pending copies. Reads that were ordered are left to [`Self::run`]. Blocks.
     pub(super) fn write_all(&self) {
         let mut orders = self.orders();
         orders.written.clear();
         orders.leases_written = None;
-        orders.load.clear();
+        let load = std::mem::take(&mut orders.load);
         drop(orders);
-        for one in self.carry_out(Instant::now()) {
+        let all = self.carry_out(Instant::now());
+        self.orders().load.extend(load);
+        self.shared.ordered.notify_one();
+        for one in all {
             match one {
                 CopyEvent::Written(name, Err(error)) => {
                     tracing::error!(registry = &*name, %error, "cannot write the registry's last good copy");
@@ -208,6 +211,7 @@ impl CopyStore {
         if let Some(Err(error)) =
             state.as_ref().zip(left).map(|(state, left)| drains_left::store(state, &left))
         {
+            self.orders().left_differs = true;
             tracing::error!(%error, "what drains have left of their targets cannot be written to the state folder");
         }
         let Some(folder) = folder else {
@@ -521,7 +525,9 @@ mod tests {
         write("three", WRITE_EVERY);
         assert_eq!(loaded(&folder, "a"), Some(vec!["service n/three.mesh".to_owned()]));
         write("four", WRITE_EVERY + WRITE_EVERY / 2);
+        copies.load(&name);
         copies.write_all();
+        assert!(copies.orders().load.contains(&name), "who has ordered the read still waits for it");
         assert_eq!(loaded(&folder, "a"), Some(vec!["service n/four.mesh".to_owned()]));
     }
 

@@ -114,7 +114,8 @@ impl Keeper {
         beliefs.holds.iter_mut().for_each(|hold| hold.items = None);
         let state = {
             let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-            if !is_wanted(kept.written.as_ref(), &beliefs) {
+            // Another process may have begun to write there meanwhile.
+            if kept.is_held || !is_wanted(kept.written.as_ref(), &beliefs) {
                 return;
             }
             kept.written = Some((beliefs.clone(), Instant::now()));
@@ -124,6 +125,7 @@ impl Keeper {
         match background::run(move || store(&state, beliefs)).await {
             Ok(Ok(())) => {}
             Ok(Err(error)) => {
+                self.kept.lock().unwrap_or_else(PoisonError::into_inner).written = None;
                 tracing::error!(
                     %error,
                     "cannot write the file {FILE} to the state folder; a restart forgets what this process has learnt"
@@ -158,7 +160,17 @@ pub(super) fn message(beliefs: Beliefs) -> Vec<Value> {
         bytes += if fits { length } else { 0 };
         fits
     };
-    let all = beliefs.all().filter(|belief| has_place(belief));
+    let all = beliefs.all().filter(|belief| {
+        let fits = has_place(belief);
+        if let (false, Belief::Hold(hold)) = (fits, belief) {
+            let registry = &*hold.registry;
+            tracing::warn!(
+                registry,
+                "the registry is too large to be handed over without `state.dir`; the new process does not hold its update"
+            );
+        }
+        fits
+    });
     all.filter_map(|belief| serde_json::to_value(belief).ok()).collect()
 }
 

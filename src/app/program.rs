@@ -398,16 +398,21 @@ impl Program {
         let control = self.parts.dataplane.control();
         let failed = match step {
             Step::Arrived(stream) => {
+                let Some(channel) = self.upgrades.admit(stream, &scope) else { return Ok(()) };
                 let offer = supervisor.during(self.offer(&control)).await?;
-                self.upgrades.beliefs = supervisor.during(self.tell()).await?;
-                self.upgrades.arrive(stream, || offer, &scope);
+                let beliefs = supervisor.during(self.tell()).await?;
+                self.upgrades.talk(channel, (offer, beliefs), &scope);
                 return Ok(());
             }
             Step::Agreed(mut agreed) => {
                 // Kept for another process, if the new one dies.
                 let sockets = supervisor.during(self.offer(&control)).await?.unwrap_or_default();
                 let drains = Some(self.parts.registries.drain_orders.documents());
-                let begun = supervisor.during(agreed.go(&control, &telemetry.recorder, drains)).await?;
+                let going = async {
+                    agreed.has_room(&control).await?;
+                    agreed.go(&control, &telemetry.recorder, drains).await
+                };
+                let begun = supervisor.during(going).await?;
                 match begun {
                     Ok(began) => {
                         let giving = self.upgrades.hand_over(*agreed, began, sockets, &scope);
@@ -481,8 +486,8 @@ impl Program {
                 let is_kept = config.aggregator.state.is_some();
                 let drains = (!is_kept).then(|| registries.drain_orders.documents());
                 let tools = (&*handles.telemetry.recorder, &handles.scope);
-                upgrades.beliefs = beliefs::message(keeper.collect().await);
-                match upgrades.replace(sockets, drains, &control, tools).await {
+                let beliefs = beliefs::message(keeper.collect().await);
+                match upgrades.replace(sockets, (drains, beliefs), &control, tools).await {
                     Ok(next) => {
                         giving = next;
                         manager.main_process(giving.process());

@@ -92,8 +92,6 @@ pub(crate) struct Upgrades {
     /// The state of the process, which says whether the earlier process of an upgrade has ended.
     status: Arc<ArcSwap<ProgramStatus>>,
     attempt: Option<Attempt>,
-    /// What the next process learns from this one; kept for another process, if the new one dies.
-    pub(crate) beliefs: Vec<Value>,
     /// The callers that wait until an upgrade can begin.
     later: Vec<Waiter>,
 }
@@ -169,7 +167,7 @@ impl Upgrades {
             Ok(Door { path, .. }) => tracing::debug!(path = %path.display(), "the upgrade socket is open"),
             Err(why) => tracing::debug!("upgrades without a restart are not possible: {why}"),
         }
-        Self { program, door, instance, status, attempt: None, later: Vec::new(), beliefs: Vec::new() }
+        Self { program, door, instance, status, attempt: None, later: Vec::new() }
     }
 
     /// Begins an upgrade, or keeps the callers that wait until one can begin.
@@ -217,7 +215,7 @@ impl Upgrades {
     pub(crate) async fn replace(
         &mut self,
         sockets: Vec<(SocketName, OwnedFd)>,
-        drains: Option<Vec<String>>,
+        (drains, beliefs): (Option<Vec<String>>, Vec<Value>),
         control: &Control,
         (recorder, scope): (&Recorder, &Scope),
     ) -> Result<Giving, String> {
@@ -228,9 +226,11 @@ impl Upgrades {
         let why = loop {
             match self.next().await {
                 Step::Arrived(stream) => {
-                    let sockets = || offer.take().ok_or_else(|| io::Error::other("they were offered before"));
-                    self.arrive(stream, sockets, scope);
+                    let Some(channel) = self.admit(stream, scope) else { continue };
+                    let sockets = offer.take().ok_or_else(|| io::Error::other("they were offered before"));
+                    self.talk(channel, (sockets, beliefs.clone()), scope);
                 }
+                // Nobody else listens, so it serves also where it has no room for all connections: the others end here.
                 Step::Agreed(mut agreed) => match agreed.go(control, recorder, drains.clone()).await {
                     Ok(began) => return Ok(self.hand_over(*agreed, began, Vec::new(), scope)),
                     Err(why) => break why,
@@ -295,21 +295,20 @@ impl Upgrades {
         Step::Free(std::mem::take(&mut self.later))
     }
 
-    /// Talks with a process that has connected to the upgrade socket. `offer` has descriptors of all listening sockets.
-    pub(crate) fn arrive(
-        &mut self,
-        stream: UnixStream,
-        offer: impl FnOnce() -> io::Result<Vec<(SocketName, OwnedFd)>>,
-        scope: &Scope,
-    ) {
+    /// Returns the channel to a process that has connected to the upgrade socket, if it may take over; another one is answered. The
+    /// upgrade begins with [`Self::talk`].
+    pub(crate) fn admit(&self, stream: UnixStream, scope: &Scope) -> Option<Channel> {
         let channel = match Channel::new(stream) {
             Ok(channel) => channel,
-            Err(error) => return tracing::warn!(%error, "a process is refused at the upgrade socket"),
+            Err(error) => {
+                tracing::warn!(%error, "a process is refused at the upgrade socket");
+                return None;
+            }
         };
         if self.is_earlier(channel.peer()) || channel.peer() == std::process::id() {
             // It asks whether the process at this socket still answers.
             scope.spawn(async move { abort(&channel, "this process serves").await });
-            return;
+            return None;
         }
         let expected = self.attempt.as_ref().and_then(|attempt| attempt.child.as_ref().map(Child::id));
         let is_expected = expected == Some(channel.peer())
@@ -319,8 +318,13 @@ impl Upgrades {
             scope.spawn(async move {
                 abort(&channel, &why).await;
             });
-            return;
+            return None;
         }
+        Some(channel)
+    }
+
+    /// Talks with a process that may take over.
+    pub(crate) fn talk(&mut self, channel: Channel, offer: Offer, scope: &Scope) {
         let attempt = self.attempt.get_or_insert_with(|| {
             tracing::info!(
                 process = channel.peer(),
@@ -329,8 +333,7 @@ impl Upgrades {
             Attempt::new(Vec::new(), None)
         });
         let (deadline, instance) = (attempt.deadline, self.instance.clone());
-        let beliefs = self.beliefs.clone();
-        attempt.agreeing = Some(scope.spawn(agree(channel, (offer(), beliefs), instance, deadline)));
+        attempt.agreeing = Some(scope.spawn(agree(channel, offer, instance, deadline)));
     }
 
     /// Ends the upgrade in progress without a result: this process goes on, and tells why.
@@ -357,6 +360,8 @@ impl Upgrades {
         scope: &Scope,
     ) -> Giving {
         let Agreed { channel, version, .. } = agreed;
+        // Those who wait for another upgrade ask the new process.
+        self.later.clear();
         let attempt = self.attempt.take();
         let (waiters, begun) =
             attempt.map_or_else(|| (Vec::new(), Instant::now()), |attempt| (attempt.waiters, attempt.begun));
@@ -565,6 +570,16 @@ async fn abort(channel: &Channel, why: &str) {
 }
 
 impl Agreed {
+    /// Ends the new process if it has no room for the connections of this one; the error says what it lacks.
+    pub(crate) async fn has_room(&self, control: &Control) -> Result<(), String> {
+        let open = control.connections_active() as u64;
+        let Some(lacks) = self.room.and_then(|room| room.lacks(open)) else { return Ok(()) };
+        let process = self.channel.peer();
+        let why = format!("the new process (pid {process}) has no room for the connections: {lacks}");
+        abort(&self.channel, &why).await;
+        Err(why)
+    }
+
     /// Lets the new process accept connections, and waits until it does.
     pub(crate) async fn go(
         &mut self,
@@ -572,15 +587,6 @@ impl Agreed {
         recorder: &Recorder,
         drains: Option<Vec<String>>,
     ) -> Result<Began, String> {
-        let open = control.connections_active() as u64;
-        if let Some(lacks) = self.room.and_then(|room| room.lacks(open)) {
-            let why = format!(
-                "the new process (pid {}) has no room for the connections: {lacks}",
-                self.channel.peer()
-            );
-            abort(&self.channel, &why).await;
-            return Err(why);
-        }
         let (_, unused_id) = control.sockets().await;
         let mut known = Known::default();
         let going = async {
