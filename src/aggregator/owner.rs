@@ -79,7 +79,7 @@ pub struct Handle {
     trust_roots: watch::Sender<Arc<TrustRoots>>,
     probes: watch::Sender<Arc<Probes>>,
     drain_orders: watch::Sender<DrainOrders>,
-    left: mpsc::Sender<Left>,
+    left: mpsc::Sender<(Left, oneshot::Sender<()>)>,
     accepts: mpsc::Sender<(Arc<str>, AcceptReply)>,
     beliefs: mpsc::Sender<oneshot::Sender<Recalled>>,
     copies: CopyStore,
@@ -167,10 +167,13 @@ impl Handle {
         self.drain_orders.send_replace(orders);
     }
 
-    /// Adds what drains of the config and of registries had left in an earlier process.
+    /// Adds what drains of the config and of registries had left in an earlier process, and waits until a snapshot has it.
     pub async fn remember_left(&self, left: Left) {
+        let (reply, applied) = oneshot::channel();
         // The owner may have ended.
-        let _ = self.left.send(left).await;
+        if self.left.send((left, reply)).await.is_ok() {
+            let _ = applied.await;
+        }
     }
 
     /// Waits until the owner task has ended, which is a fault.
@@ -271,7 +274,7 @@ struct Inbox {
     probes: watch::Receiver<Arc<Probes>>,
     drain_orders: watch::Receiver<DrainOrders>,
     beliefs: mpsc::Receiver<oneshot::Sender<Recalled>>,
-    left: mpsc::Receiver<Left>,
+    left: mpsc::Receiver<(Left, oneshot::Sender<()>)>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, LookedUp)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -285,7 +288,7 @@ enum Message {
     Probes(Arc<Probes>),
     DrainOrders(DrainOrders),
     Beliefs(oneshot::Sender<Recalled>),
-    Left(Left),
+    Left(Left, oneshot::Sender<()>),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, LookedUp),
     Copy(CopyEvent),
@@ -316,7 +319,7 @@ impl Inbox {
             Ok(()) = self.drain_orders.changed() => Some(Message::DrainOrders(self.drain_orders.borrow_and_update().clone())),
             // It waits for the results of probes that were given before.
             Some(reply) = self.beliefs.recv() => Some(Message::Beliefs(reply)),
-            Some(left) = self.left.recv() => Some(Message::Left(left)),
+            Some((left, reply)) = self.left.recv() => Some(Message::Left(left, reply)),
             Some((epoch, batch)) = self.changes.recv() => Some(Message::Changes(epoch, batch)),
             Some((name, answer)) = self.answers.recv() => Some(Message::Resolution(name, answer)),
             Some(news) = self.copies.recv() => Some(Message::Copy(news)),
@@ -500,6 +503,7 @@ impl Owner {
     }
 
     fn take(&mut self, messages: Vec<Message>, now: Instant) {
+        let mut applied = Vec::new();
         let mut round = Round::default();
         for message in messages {
             match message {
@@ -526,7 +530,10 @@ impl Owner {
                 Message::DrainOrders(orders) => self.drain_orders = orders,
                 // The asker may be gone.
                 Message::Beliefs(reply) => drop(reply.send(self.beliefs())),
-                Message::Left(left) => self.left.lower(left),
+                Message::Left(left, reply) => {
+                    self.left.lower(left);
+                    applied.push(reply);
+                }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
                 Message::Resolution(name, answer) => self.resolve(name, answer, now, &mut round),
                 Message::Copy(news) => self.apply_copy_event(news, now, &mut round),
@@ -534,6 +541,8 @@ impl Owner {
             }
         }
         self.publish_round(round, now);
+        // Those who wait learn it by the end of their channels.
+        drop(applied);
         self.registries.iter().for_each(Followed::show_items);
         self.publish_status();
     }

@@ -152,14 +152,17 @@ pub enum Verdict {
 impl Upstreams {
     /// Creates the state without any endpoint.
     pub fn new(recorder: &Arc<Recorder>) -> Self {
+        let now = Instant::now();
+        // Before the process began, so that what an earlier one has seen keeps its age.
+        let started = now.checked_sub(FORGET_FAILED_AFTER).unwrap_or(now);
         Self {
-            started: Instant::now(),
+            started,
             endpoints: DashMap::default(),
             addresses: DashMap::default(),
             groups: DashMap::default(),
             left_out: AtomicUsize::new(0),
             withdrawals: Withdrawals::default(),
-            aged: AtomicU64::new(0),
+            aged: AtomicU64::new(milliseconds(now - started)),
             recorder: recorder.clone(),
         }
     }

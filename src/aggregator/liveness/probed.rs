@@ -323,7 +323,9 @@ impl Probed {
             shortest.add(took, at);
         }
         let outages = outages.into_iter().filter(|outage| present.age(*outage) < OUTAGES_WITHIN);
-        let outages: VecDeque<Instant> = outages.filter_map(|outage| present.instant_of(outage)).collect();
+        let mut outages: VecDeque<Instant> =
+            outages.filter_map(|outage| present.instant_of(outage)).collect();
+        outages.drain(..outages.len().saturating_sub(OUTAGES_MAX));
         Some(Self {
             way: Way::default(),
             probes: 0,

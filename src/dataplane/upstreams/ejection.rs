@@ -4,6 +4,7 @@
 //! own `ejection`: the number of failures, the time, the share of its endpoints that may be ejected, and `off`. A service ejects an
 //! endpoint when one of its own connections fails, or when it chooses an endpoint that has failed for others ([`Upstreams::adopt`]).
 
+use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::Duration;
 
@@ -124,7 +125,11 @@ impl Upstreams {
     pub fn end_ejection(&self, key: &EndpointKey) -> bool {
         let ejected = self.endpoints.get(key).map(|upstream| upstream.clone());
         let ejected = ejected.filter(|upstream| upstream.ejected_until() != 0);
-        ejected.inspect(|upstream| self.let_back(upstream, upstream.ejected_until())).is_some()
+        let let_back = |upstream: &Arc<Upstream>| {
+            upstream.at.silence.forgive();
+            self.let_back(upstream, upstream.ejected_until());
+        };
+        ejected.inspect(let_back).is_some()
     }
 
     /// Applies the ejection settings of candidates to their endpoints that are ejected: an ejection lasts no longer than a new one

@@ -65,6 +65,11 @@ impl Silence {
         Some((at.saturating_add(milliseconds(SILENT_LEFT_OUT.min(ejection.time))), at))
     }
 
+    /// Forgets that the endpoint was silent, because an operator lets it back.
+    pub(super) fn forgive(&self) {
+        self.count.store(0, Ordering::Relaxed);
+    }
+
     /// Ends the wait of one connection.
     pub(super) fn stop_waiting(&self) {
         self.waiting.fetch_sub(1, Ordering::Relaxed);

@@ -421,6 +421,31 @@ async fn another_process_forgets_what_is_old_or_not_there_or_forbidden() {
     assert!(handed_over(&first, &set).0.is_empty());
 }
 
+#[tokio::test(start_paused = true)]
+async fn failures_keep_their_age_in_another_process() {
+    let (first, set) = (upstreams(), set(4, Ejection { failures: 2, ..Ejection::default() }));
+    let never = Candidates::new(
+        "never".into(),
+        Tuning { ejection: None, ..Tuning::for_services(&Timeouts::default()) }.into(),
+        set.endpoints()
+            .iter()
+            .map(|one| Candidate {
+                key: EndpointKey { group: "never".into(), ..one.key.clone() },
+                ..one.clone()
+            })
+            .collect(),
+    );
+    for _ in 0..2 {
+        first.failed(&begin(&first, &never, 0), &never, Reason::EndpointRefused.into());
+    }
+    advance(FORGET_FAILED_AFTER / 2).await;
+    let adopts = |upstreams: &Upstreams| upstreams.adopt(&upstreams.upstream(&set.endpoints()[0]), &set);
+    assert_eq!(adopts(&first), None, "the failures are too old for it");
+    let (next, _) = handed_over(&first, &never);
+    assert_eq!(next.state(&never.endpoints()[0].key).map(|state| state.in_a_row), Some(2));
+    assert_eq!(adopts(&next), None);
+}
+
 #[test]
 fn the_results_of_failing_checks_are_handed_over_once_for_all_groups() {
     let (first, set) = (upstreams(), set(2, Ejection::default()));
