@@ -530,7 +530,14 @@ impl Relay<'_> {
     fn heard(&mut self, way: Way, count: usize) {
         let clock = &self.core.clock;
         match way {
-            Way::Up => self.waits.client_spoke(clock),
+            Way::Up => {
+                self.waits.client_spoke(clock);
+                // A client that goes on has what it needs of the answer, so it was no ServerHello that lacks a part.
+                if self.taken && self.lacks > 0 {
+                    self.lacks = 0;
+                    self.record_arrives(Instant::now());
+                }
+            }
             Way::Down => {
                 let (now, longest) = self.waits.endpoint_spoke(clock, count);
                 if let Some(longest) = longest {
