@@ -9,7 +9,7 @@
 //! A changed route, or a changed service, costs the evaluation of the routes that it concerns. A change of any other object is rare,
 //! and everything is evaluated again.
 
-pub(super) mod addresses;
+mod addresses;
 mod events;
 pub(super) mod grants;
 pub(super) mod listeners;

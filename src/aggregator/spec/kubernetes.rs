@@ -113,6 +113,13 @@ pub struct GatewayApiSpec {
     pub writer: LeaseSpec,
 }
 
+impl GatewayApiSpec {
+    /// Returns true if this is the Service of the gateway.
+    pub fn is_service(&self, namespace: &str, name: &str) -> bool {
+        self.service.as_deref() == Some(name) && *self.writer.namespace == *namespace
+    }
+}
+
 #[cfg(any(test, feature = "testing"))]
 impl KubernetesSpec {
     /// Returns a spec without credentials and options.

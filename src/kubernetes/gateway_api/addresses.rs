@@ -52,11 +52,6 @@ fn source_towards(far: SocketAddr) -> Option<IpAddr> {
     Some(socket.local_addr().ok()?.ip())
 }
 
-/// Returns true if this is the Service of the gateway.
-pub(crate) fn is_service_of(spec: &GatewayApiSpec, service: &ObjectKey) -> bool {
-    spec.service.as_ref() == Some(&service.name) && spec.writer.namespace == service.namespace
-}
-
 /// Returns the addresses at which clients reach the gateway: those of the config, then those of the gateway's Service.
 pub(crate) fn of_clients(spec: &GatewayApiSpec, tables: &Tables) -> Vec<Host> {
     let service = spec.service.as_ref().and_then(|name| {

@@ -13,7 +13,6 @@ use tokio::time::Instant;
 use super::super::client::{Client, Fault};
 use super::super::table::ObjectKey;
 use super::status::{Status, Verdict};
-use super::writer::{Target, kind_of};
 use isthmus_telemetry::clock::rfc3339;
 
 /// The time for which an event of an object and a reason is not sent again.
@@ -25,6 +24,16 @@ const PAUSE: Duration = Duration::from_secs(60);
 
 /// The name of an object in its status, and of the program that has written the event.
 const COMPONENT: &str = "isthmus";
+
+/// The object of an event.
+#[derive(Clone, Copy)]
+pub(super) struct About<'a> {
+    /// Such as `gateway.networking.k8s.io/v1`.
+    pub(super) api_version: &'a str,
+    pub(super) kind: &'a str,
+    pub(super) key: &'a ObjectKey,
+    pub(super) uid: &'a Arc<str>,
+}
 
 /// Sends events.
 pub(super) struct Events {
@@ -53,15 +62,17 @@ impl Events {
 
     /// Sends an event for each reason of a status that was written to the object. An event that cannot be sent is lost: the status
     /// says the same.
-    pub(super) async fn send(&mut self, target: &Target, uid: &Arc<str>, status: &Status) {
-        let (Target::Parent((_, key)) | Target::Route((_, key))) = target else { return };
+    pub(super) async fn send(&mut self, about: About<'_>, status: &Status) {
         for (reason, message) in faults(status) {
-            if self.left == 0 || self.refused.is_some() || self.sent.contains_key(&(uid.clone(), reason)) {
+            if self.left == 0
+                || self.refused.is_some()
+                || self.sent.contains_key(&(about.uid.clone(), reason))
+            {
                 continue;
             }
             self.left -= 1;
-            self.sent.insert((uid.clone(), reason), Instant::now());
-            if let Err(fault) = self.post(target, key, uid, (reason, &message)).await {
+            self.sent.insert((about.uid.clone(), reason), Instant::now());
+            if let Err(fault) = self.post(about, (reason, &message)).await {
                 tracing::debug!(%fault, "no event was sent");
                 self.refused = Some(Instant::now());
             }
@@ -71,9 +82,7 @@ impl Events {
     /// Creates an event, or renews the one that the object has for this reason.
     async fn post(
         &self,
-        target: &Target,
-        key: &ObjectKey,
-        uid: &Arc<str>,
+        About { api_version, kind, key, uid }: About<'_>,
         (reason, message): (&str, &str),
     ) -> Result<(), Fault> {
         let mut hasher = DefaultHasher::new();
@@ -82,12 +91,11 @@ impl Events {
         let object: String = key.name.chars().take(200).collect();
         let name = format!("{}.{:016x}", object.trim_end_matches(['-', '.']), hasher.finish());
         let now = rfc3339(SystemTime::now());
-        let version = kind_of(target).facts().versions.first().copied().unwrap_or_default();
         let (controller, replica) = &self.reporter;
         let event = json!({
             "apiVersion": "v1", "kind": "Event", "metadata": {"name": name, "namespace": &*key.namespace},
             "involvedObject": {
-                "apiVersion": version.trim_start_matches("apis/"), "kind": target.text(),
+                "apiVersion": api_version, "kind": kind,
                 "namespace": &*key.namespace, "name": &*key.name, "uid": &**uid,
             },
             "type": "Warning", "reason": reason, "message": message, "count": 1,
@@ -137,7 +145,6 @@ fn faults(status: &Status) -> Vec<(&'static str, String)> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::super::kinds::gateway_route::RouteKind;
     use super::super::super::scripted;
     use super::super::status::ListenerStatus;
     use super::*;
@@ -188,12 +195,13 @@ mod tests {
         });
         let mut events = Events::new(client, ("c".into(), "r".into()));
         let key = ObjectKey { namespace: "shop".into(), name: "web".into() };
-        let route = Target::Route((RouteKind::Tls, key));
+        let uid = "uid".into();
+        let route =
+            About { api_version: "gateway.networking.k8s.io/v1", kind: "TLSRoute", key: &key, uid: &uid };
         for (wait, message) in [(0, "port 1"), (59, "port 2"), (2, "port 3")] {
             tokio::time::advance(Duration::from_secs(wait)).await;
             events.begin();
-            events.send(&route, &"uid".into(), &status(message)).await;
-            events.send(&Target::Class("isthmus".into()), &"class".into(), &status(message)).await;
+            events.send(route, &status(message)).await;
         }
         let lines: Vec<String> = std::iter::from_fn(|| asked.try_recv().ok()).collect();
         let version = "gateway.networking.k8s.io/v1";

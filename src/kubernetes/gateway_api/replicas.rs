@@ -5,7 +5,6 @@ use serde_json::Value;
 
 use super::super::client::Client;
 use super::super::notes::{Note, Served};
-use super::writer::Due;
 
 /// The largest number of pods that are read in one turn.
 const READ_MAX: usize = 8;
@@ -13,13 +12,18 @@ const READ_MAX: usize = 8;
 /// The name of a replica, and what it serves.
 pub(super) type Replica = (String, Served);
 
-/// Returns the replicas of these notes without those whose pod is known not to be ready: a replica that has died renews its note no
+/// Returns the replicas of these notes, which should serve these generations of objects, without those whose pod is known not to be ready: a replica that has died renews its note no
 /// more, but the note counts for a while. Pods are read only of replicas that lag behind.
-pub(super) async fn counting(client: &Client, namespace: &str, notes: Vec<Note>, due: &Due) -> Vec<Replica> {
-    let wanted = || due.values().filter_map(|wanted| wanted.served.as_ref());
+pub(super) async fn counting(
+    client: &Client,
+    namespace: &str,
+    notes: Vec<Note>,
+    wanted: &[(&str, i64)],
+) -> Vec<Replica> {
     let lags = |note: &Note| {
-        wanted()
-            .any(|(object, generation)| note.serves.get(&**object).is_none_or(|serves| serves < generation))
+        wanted
+            .iter()
+            .any(|(object, generation)| note.serves.get(*object).is_none_or(|serves| serves < generation))
     };
     let (lagging, mut counting): (Vec<Note>, Vec<Note>) = notes.into_iter().partition(lags);
     let are_down = lagging.iter().take(READ_MAX).map(|note| is_down(client, namespace, &note.name));
@@ -47,12 +51,8 @@ async fn is_down(client: &Client, namespace: &str, name: &str) -> bool {
 
 #[cfg(test)]
 mod tests {
-    use std::sync::Arc;
-
     use super::super::super::scripted;
-    use super::super::writer::{Target, Wanted};
     use super::*;
-    use crate::kinds::gateway_status::Stamp;
     use http::StatusCode;
     use isthmus_tasks::scope::Scope;
     use serde_json::json;
@@ -80,9 +80,6 @@ mod tests {
                 asked.with(StatusCode::OK, json!({"items": pods}).to_string());
             }
         });
-        let served = Some(("Gateway a/b".into(), 2));
-        let wanted = Wanted { status: Default::default(), stamp: Stamp::default(), is_blank: false, served };
-        let due = Due::from([(Target::Class("x".into()), Arc::new(wanted))]);
         let note = |name: &str, generation| Note::new(name, [("Gateway a/b".to_owned(), generation)].into());
         let notes = vec![
             note("serves", 2),
@@ -92,7 +89,7 @@ mod tests {
             note("outside", 1),
             note("../secrets/x", 1),
         ];
-        let counting = counting(&client, "n", notes, &due).await;
+        let counting = counting(&client, "n", notes, &[("Gateway a/b", 2)]).await;
         let names: Vec<&str> = counting.iter().map(|(name, _)| name.as_str()).collect();
         assert_eq!(names, ["serves", "starting", "outside", "../secrets/x"]);
     }

@@ -19,7 +19,7 @@ use super::super::lease::{Lease, RENEW_EVERY};
 use super::super::notes::Served;
 use super::super::writer::Turns;
 use super::super::writing::{Duty, Lack, Refused, Writing};
-use super::events::Events;
+use super::events::{About, Events};
 use super::listeners::{ParentId, ParentKind};
 use super::replicas::{Replica, counting};
 use super::status::{Status, Verdict};
@@ -48,17 +48,6 @@ pub(crate) enum Target {
     Class(Arc<str>),
     Parent(ParentId),
     Route(RouteId),
-}
-
-impl Target {
-    /// Returns the name of the object's kind.
-    pub(super) fn text(&self) -> &'static str {
-        match self {
-            Self::Class(_) => "GatewayClass",
-            Self::Parent((kind, _)) => kind.text(),
-            Self::Route((kind, _)) => kind.text(),
-        }
-    }
 }
 
 /// The status that an object should have.
@@ -196,7 +185,9 @@ impl Turns for StatusWriter {
             return Ok(RENEW_EVERY);
         }
         let now = Instant::now();
-        let mut replicas = counting(&self.client, &self.namespace, lease.notes.others(now), due).await;
+        let wanted = due.values().filter_map(|wanted| wanted.served.as_ref());
+        let wanted: Vec<(&str, i64)> = wanted.map(|(object, generation)| (&**object, *generation)).collect();
+        let mut replicas = counting(&self.client, &self.namespace, lease.notes.others(now), &wanted).await;
         replicas.push((self.name.to_string(), serves));
         let (refused, waiting) = (&self.refused, &mut self.waiting);
         waiting.retain(|target, _| due.contains_key(target));
@@ -225,7 +216,9 @@ impl Turns for StatusWriter {
                             before.is_some_and(|before| before.uid == uid && before.digest == *digest);
                         let at = Instant::now();
                         let written = Written { uid, digest: *digest, at, is_seen: false, is_repair };
-                        self.events.send(target, &written.uid, status).await;
+                        if let Some(about) = about(target, &written.uid) {
+                            self.events.send(about, status).await;
+                        }
                         self.written.insert(target.clone(), written);
                     }
                     // The object has changed, and the watch will report the new version.
@@ -332,8 +325,19 @@ fn judged(
     (now - *since >= PENDING_AFTER).then(|| wanted.pending(&laggards))
 }
 
+/// Returns the object of events about it; `None` for a class, which is in no namespace.
+fn about<'a>(target: &'a Target, uid: &'a Arc<str>) -> Option<About<'a>> {
+    let (kind, key) = match target {
+        Target::Class(_) => return None,
+        Target::Parent((kind, key)) => (kind.text(), key),
+        Target::Route((kind, key)) => (kind.text(), key),
+    };
+    let version = kind_of(target).facts().versions.first()?;
+    Some(About { api_version: version.trim_start_matches("apis/"), kind, key, uid })
+}
+
 /// Returns the kind of an object.
-pub(super) fn kind_of(target: &Target) -> Kind {
+fn kind_of(target: &Target) -> Kind {
     match target {
         Target::Class(_) => Kind::GatewayClass,
         Target::Parent((ParentKind::Gateway, _)) => Kind::ClassGateway,

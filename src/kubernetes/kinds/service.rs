@@ -5,7 +5,6 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::super::gateway_api::addresses::is_service_of;
 use super::waypoint::{CanaryWeight, canary_weight};
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::interner::Interner;
@@ -99,7 +98,7 @@ impl Watched for Service {
         tables.dirty.gateways |= before.is_some_and(|before| is_entrance(&before))
             || tables.services.get(&key).is_some_and(|now| is_entrance(now));
         tables.dirty.gateway_api.is_all |=
-            tables.spec.gateway_api.as_ref().is_some_and(|spec| is_service_of(spec, &key));
+            tables.spec.gateway_api.as_ref().is_some_and(|spec| spec.is_service(&key.namespace, &key.name));
         tables.dirty.services.insert(key);
     }
 }
