@@ -80,8 +80,8 @@ pub(super) fn read(root: &Fields<'_>, mesh: &Mesh, problems: &mut Problems) -> R
             reader.problems.error(node.position, &path, fault);
         } else if let Some(path) = at(&keys::Registry::KUBERNETES) {
             reader.kubernetes(&fields.map(&keys::Registry::KUBERNETES), scope, mesh, &path);
-        } else if fields.at(&keys::Registry::KUBERNETES_CLUSTERS).is_some() {
-            reader.clusters(&fields.map(&keys::Registry::KUBERNETES_CLUSTERS), scope, mesh);
+        } else if let Some(path) = at(&keys::Registry::KUBERNETES_CLUSTERS) {
+            reader.clusters(&fields.map(&keys::Registry::KUBERNETES_CLUSTERS), scope, mesh, &path);
         }
         let place = format!("{}: {path}", reader.problems.place(node.position));
         places
@@ -411,6 +411,7 @@ impl Reader<'_> {
             ServiceImports::Off => None,
             ServiceImports::Write => Some(writer_of(&spec)),
         };
+        self.entries_need_all(fields, &spec, at);
         let import_slices = fields.get(&keys::Kubernetes::SLICES);
         if import_slices && import_writer.is_none() {
             let fault = "found true, which requires serviceImports: write";
@@ -421,6 +422,19 @@ impl Reader<'_> {
             KubernetesSpec { network: network.clone(), gateway_api, import_writer, import_slices, ..spec };
         let (network, kind) = (network.unwrap_or_default(), RegistryKind::Kubernetes(spec));
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
+    }
+
+    /// Reports an error if ServiceEntries are read, but not all namespaces: an address is nobody's only if all pods and Services are
+    /// known.
+    fn entries_need_all(&mut self, fields: &Fields<'_>, spec: &KubernetesSpec, at: &Path<'_>) {
+        if let Some(node) = fields.at(&keys::SERVICE_ENTRIES)
+            && spec.service_entries
+            && !spec.namespaces.only.is_empty()
+        {
+            let fault = "found true, which cannot be used with namespaces.only: whose an address is is known only if all \
+                         namespaces are read";
+            self.problems.error(node.position, &at.key(keys::SERVICE_ENTRIES.name()), fault);
+        }
     }
 
     /// Reads `gatewayApi`. Only one registry may have it, because two clusters cannot share the ports of one process.
@@ -477,7 +491,7 @@ impl Reader<'_> {
     }
 
     /// Reads `kubernetesClusters`, a source of Kubernetes clusters that become registries while the gateway runs.
-    fn clusters(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh) {
+    fn clusters(&mut self, fields: &Fields<'_>, scope: RegistryScope, mesh: &Mesh, at: &Path<'_>) {
         let scope = of_kubernetes(scope, false, &fields.get(&keys::SYSTEM));
         let folder = path_of(fields, &keys::KubernetesClusters::FOLDER, self.problems);
         let secrets = fields.map(&keys::KubernetesClusters::SECRETS);
@@ -491,6 +505,7 @@ impl Reader<'_> {
             (None, None) => return,
         };
         let template = kubernetes(fields, AccessSpec::ServiceAccount, &scope, mesh);
+        self.entries_need_all(fields, &template, at);
         let kind = RegistryKind::KubernetesClusters(ClustersSpec { source, template });
         // Each cluster of the source has a name of its own, and discovers its network.
         let (cluster, network) = (ClusterId::default(), Network::default());

@@ -6,6 +6,7 @@
 //! - The address of a pod or of a Service is for entries of the same namespace alone, as an endpoint. As a virtual address it is for none;
 //!   another one is for the namespace of the oldest ServiceEntry that has it.
 
+use std::collections::BTreeMap;
 use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
@@ -18,6 +19,9 @@ use super::table::ObjectKey;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::clusterset::DOMAIN;
+
+/// The oldest ServiceEntry of each host, as far as it was looked for.
+pub(super) type Owners<'t> = BTreeMap<&'t HostName, Option<&'t ObjectKey>>;
 
 /// Returns true if a selector selects a workload with these labels.
 fn selects(selector: &Option<Labels>, labels: &Labels) -> bool {
@@ -104,12 +108,20 @@ impl Tables {
         }
     }
 
-    /// Returns why a ServiceEntry does not have one of its hosts; `None` if it has all of them.
-    pub(super) fn refused_host(&self, entry: &ObjectKey, record: &EntryRecord) -> Option<String> {
+    /// Returns why a ServiceEntry does not have one of its hosts; `None` if it has all of them. `owners` are remembered between calls.
+    pub(super) fn refused_host<'t>(
+        &'t self,
+        entry: &ObjectKey,
+        record: &'t EntryRecord,
+        owners: &mut Owners<'t>,
+    ) -> Option<String> {
         record.hosts.iter().find_map(|host| {
             self.refusal(entry, host).or_else(|| {
-                let oldest = self.candidates_of(host).min_by_key(|(key, entry)| (&entry.created, *key))?;
-                let (owner, _) = oldest;
+                let owner = owners.entry(host).or_insert_with(|| {
+                    let oldest = self.candidates_of(host).min_by_key(|(key, entry)| (&entry.created, *key));
+                    oldest.map(|(key, _)| key)
+                });
+                let owner = (*owner)?;
                 let is_others = owner.namespace != entry.namespace;
                 is_others.then(|| format!("the host {host} is that of the older ServiceEntry {owner}"))
             })

@@ -121,8 +121,9 @@ fn add_of_host<'a>(
             }
             continue;
         };
-        selected(tables, &key.namespace, selector).for_each(&mut take);
-        for pod in pods(tables, &key.namespace, selector) {
+        let most = entry.selected_max();
+        selected(tables, &key.namespace, selector).take(most).for_each(&mut take);
+        for pod in pods(tables, &key.namespace, selector).take(most) {
             let own = listens(&|name| pod.template.ports.get(name).copied());
             instances.extend(pod.template.selectable.map(|health| Instance::of_selected(pod, health, own)));
         }

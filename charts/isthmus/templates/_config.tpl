@@ -218,6 +218,9 @@ registries:
       destinationRules: true
       {{- end }}
       {{- if $kubernetes.serviceEntries }}
+      {{- if $kubernetes.namespaces.only }}
+      {{- fail "kubernetes.serviceEntries: cannot be used with kubernetes.namespaces.only, because whose an address is is known only if all namespaces are read" }}
+      {{- end }}
       serviceEntries: true
       {{- end }}
       {{- if $kubernetes.meshConfig }}

@@ -152,6 +152,16 @@ fn a_registry_that_writes_imports_knows_whether_it_reads_other_clusters() {
         "registries: [{kubernetes: {cluster: east, kubeconfig: k, slices: true}}]",
         &[":2:66: registries[0].kubernetes.slices: found true, which requires serviceImports: write"],
     );
+    let why = "serviceEntries: found true, which cannot be used with namespaces.only: whose an address is is known only if all \
+               namespaces are read";
+    for (at, kind, keys) in
+        [(99, "kubernetes", "cluster: east, kubeconfig: k"), (88, "kubernetesClusters", "folder: f")]
+    {
+        refused_with(
+            &format!("registries: [{{{kind}: {{{keys}, namespaces: {{only: [a]}}, serviceEntries: true}}}}]"),
+            &[&format!(":2:{at}: registries[0].{kind}.{why}")],
+        );
+    }
 }
 
 #[test]

@@ -466,6 +466,15 @@ fn hosts_and_endpoints_without_a_legal_form_are_counted() {
     cluster.entry("e", &format!(r#"{hosts}{HTTP},"endpoints":[{many}]"#));
     assert_eq!(cluster.endpoints("shop/a.example.com"), ["no service"]);
     assert!(cluster.ignored()[0].contains("20002 endpoints together"), "{:?}", cluster.ignored());
+    let hosts_of = |many: &str| {
+        let hosts = format!(r#""hosts":[{many}],"location":"MESH_INTERNAL","resolution":"STATIC""#);
+        format!(r#"{hosts},{HTTP},"endpoints":[{{"address":"10.9.0.1"}}]"#)
+    };
+    let many: Vec<String> = (0..257).map(|number| format!(r#""h{number}.example.com""#)).collect();
+    cluster.entry("e", &hosts_of(&many.join(",")));
+    assert_eq!(cluster.endpoints("shop/h255.example.com"), ["10.9.0.1:80"]);
+    assert_eq!(cluster.endpoints("shop/h256.example.com"), ["no service"]);
+    assert_eq!(cluster.ignored()[0], "1 ServiceEntry shop/e: it has 257 hosts, and 256 are read");
 }
 
 /// The variants of the objects of a small cluster: kind, name, and the rest of each variant.

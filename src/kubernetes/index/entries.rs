@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::super::claims::Owners;
 use super::super::endpoints::{Made, NODE_LABEL, Sources};
 use super::super::entries::{made_of_entries, ports, unusable};
 use super::super::kinds::Tables;
@@ -117,9 +118,10 @@ fn ignored(tables: &Tables) -> Vec<Ignored> {
         off("WorkloadEntry", workloads.len(), workloads.iter().next().map(|(key, _)| key));
         return all;
     }
+    let mut owners = Owners::new();
     let of_services = tables.service_entries.iter().filter_map(|(key, entry)| {
         let why = entry.unusable.as_ref().map(ToString::to_string);
-        Some(format!("{key}: {}", why.or_else(|| tables.refused_host(key, entry))?))
+        Some(format!("{key}: {}", why.or_else(|| tables.refused_host(key, entry, &mut owners))?))
     });
     let of_workloads = tables.workload_entries.iter();
     let of_workloads =

@@ -16,6 +16,8 @@ use isthmus_snapshot::policy::AddressScope;
 
 /// The largest number of ServiceEntries that are read.
 const ENTRIES_MAX: usize = 20_000;
+/// The largest number of hosts of one ServiceEntry.
+const HOSTS_MAX: usize = 256;
 /// The largest number of endpoints that one ServiceEntry has for all of its hosts together. Without it, one object of 1.5 MiB could have
 /// a million.
 const ENDPOINTS_MAX: usize = 20_000;
@@ -159,6 +161,11 @@ impl EntryRecord {
         }
     }
 
+    /// Returns the largest number of workloads that the selector adds to each host.
+    pub(crate) fn selected_max(&self) -> usize {
+        ENDPOINTS_MAX / self.hosts.len().max(1)
+    }
+
     /// Returns the virtual addresses of a host.
     pub(crate) fn addresses_of(&self, host: &HostName) -> impl Iterator<Item = IpAddr> {
         let is_of = move |of: &Option<HostName>| of.as_ref().is_none_or(|of| of == host);
@@ -179,7 +186,10 @@ impl EntryRecord {
 /// Returns the hosts that a service can have, and why one of the others cannot be one.
 fn hosts(spec: &EntrySpec) -> (Vec<HostName>, Option<String>) {
     let (mut hosts, mut unusable) = (Vec::new(), None);
-    for text in &spec.hosts {
+    if spec.hosts.len() > HOSTS_MAX {
+        unusable = Some(format!("it has {} hosts, and {HOSTS_MAX} are read", spec.hosts.len()));
+    }
+    for text in spec.hosts.iter().take(HOSTS_MAX) {
         match HostName::parse(text) {
             Ok(host) if !hosts.contains(&host) => hosts.push(host),
             Ok(_) => {}
