@@ -10,7 +10,7 @@
 //! | verdicts on gateways | `aggregator::liveness` | a day after the last probe; each outage an hour after it began |
 //! | distances of networks | `aggregator::liveness` | a day after the last measurement; a peer's report after 15 min |
 //! | holds on registries | `aggregator::lifecycle` | at the end of the hold |
-//! | failures, silence and ejection of endpoints | `dataplane::upstreams` | 10 min after the last use, or at the end of the ejection |
+//! | failures, silence and ejection of endpoints | `dataplane::upstreams` | 10 min after the last use, or at the end of the ejection; at the start, if its service is not known then |
 //! | health checks of endpoints | `dataplane::checks` | 10 min after the last use |
 //!
 //! The fields of [`Beliefs`] and of the owners' states are named one by one, without `..`, where they are collected and applied. So a

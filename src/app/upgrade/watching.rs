@@ -80,8 +80,7 @@ async fn follow(say: watch::Sender<Health>, ask: impl AsyncFn() -> bool) {
     }
 }
 
-/// Returns true if the process answers at its upgrade socket, whatever it says: its main loop has come to this question, and its
-/// workers to the one before it.
+/// Returns true if the process answers at its upgrade socket, whatever it says: its main loop has come to this question.
 async fn answers(door: &Path) -> bool {
     let question = Message::Hello { protocol: PROTOCOL, version: env!("CARGO_PKG_VERSION").to_owned() };
     let asked = async {

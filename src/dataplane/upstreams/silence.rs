@@ -127,7 +127,7 @@ impl Upstreams {
         self.eject(upstream, candidates, SILENT_LEFT_OUT)
     }
 
-    /// Records the endpoint's answer on a connection, at `now`. Every service that left it out for its silence uses it again.
+    /// Records the endpoint's answer on a connection, at `now`. If it was silent, every service that leaves it out uses it again.
     pub fn heard(&self, in_flight: &InFlight, now: Instant) {
         let at = &in_flight.upstream().at;
         if in_flight.stop_waiting() {
