@@ -163,14 +163,12 @@ impl CopyStore {
                 }
                 continue;
             }
-            let copies = self.clone();
-            let Ok(all) = tokio::task::spawn_blocking(move || copies.carry_out(now)).await else {
-                tracing::error!(
-                    "internal error: writing or reading the copies of registries panicked; no copies are written until a \
-                     restart"
-                );
-                return;
-            };
+            let (copies, asked) = (self.clone(), self.orders().load.clone());
+            let all = tokio::task::spawn_blocking(move || copies.carry_out(now)).await.unwrap_or_else(|_| {
+                tracing::error!("internal error: writing or reading the copies of registries panicked");
+                // A registry waits for its copy before it judges its first listing.
+                asked.into_iter().map(|name| CopyEvent::Read(name, Ok(None))).collect()
+            });
             for one in all {
                 if news.send(one).await.is_err() {
                     return;
