@@ -206,9 +206,10 @@ impl Program {
         xds.map_or(Ok(()), |xds| xds.serve(&parts.handles))?;
         wds.map_or(Ok(()), |wds| wds.serve(&parts.handles))?;
         dns.map_or(Ok(()), |dns| dns.serve(&parts.handles))?;
-        if taking.is_some() {
-            // The sockets of admin and health were served without a gap, so the first answer there must be that the gateway is ready.
-            parts.update_status(|status| status.serving = true);
+        if let Some(taken_over) = taking.as_deref().map(Taking::taken_over) {
+            // The sockets of admin and health were served without a gap, so the first answer there must be that the gateway is ready,
+            // and from which process it has taken over.
+            parts.update_status(|status| (status.serving, status.taken_over) = (true, Some(taken_over)));
             admin_file = servers::open(&config, &sources, &parts.handles).await?;
         }
         // The counters of an earlier process are there, so they are not traffic of the first step.
