@@ -3,26 +3,22 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
-use std::time::Duration;
 
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
 use serde::de::DeserializeOwned;
 use serde_json::{Value, json};
-use tokio::time::Instant;
 
 use super::client::{Client, Fault};
 use super::kinds::Kind;
 use super::kinds::own_object::OwnObject;
 use super::table::ObjectKey;
-use super::writing::{Duty, Refused, Writing};
+use super::writing::{Duty, LastWrite, Refused, Writing};
 
 /// The largest number of writes at the same time.
 const TOGETHER: usize = 8;
 /// The largest number of writes between two renewals of the Lease.
 const WRITES_MAX: usize = 400;
-/// The time for which an object is not written again, if it does not stay as it was written: another program may write it, too.
-const AGAIN_AFTER: Duration = Duration::from_secs(30);
 
 /// The objects that a cluster should have.
 pub(super) type Wanted<C> = BTreeMap<ObjectKey, Arc<C>>;
@@ -41,14 +37,10 @@ enum Step<C> {
 /// The last write of an object.
 struct Written<C> {
     step: Step<C>,
-    at: Instant,
+    last: LastWrite,
     /// The content that the server has kept; `None` after a removal, or if nothing was written. A server with an older CRD drops
     /// fields that this CRD does not have, and they are not written over and over.
     kept: Option<C>,
-    /// True once the object was read as it was written.
-    is_seen: bool,
-    /// True if the object had lost the same content before, shortly after it was written.
-    is_repair: bool,
 }
 
 /// The own objects of a kind, while this replica may write them.
@@ -87,7 +79,7 @@ impl<O: OwnObject> OwnObjects<O> {
         self.written.retain(|key, _| is_used(key));
         for (key, written) in &mut self.written {
             let has = there.get(key).and_then(Option::as_deref);
-            written.is_seen |= written.kept.as_ref() == has;
+            written.last.note(written.kept.as_ref() == has);
         }
         self.refused.forget(is_used);
         let mut due = steps(wanted, there, is_held_back);
@@ -109,13 +101,8 @@ impl<O: OwnObject> OwnObjects<O> {
                     }
                     Err(fault) => return Err(fault),
                 };
-                let (at, is_seen) = (Instant::now(), false);
-                let before = self.written.get(key);
-                let is_repair = before.is_some_and(|before| {
-                    before.step.wanted() == step.wanted() && before.at.elapsed() < AGAIN_AFTER
-                });
-                let written = Written { step: step.clone(), at, kept, is_seen, is_repair };
-                self.written.insert(key.clone(), written);
+                let last = LastWrite::now(self.made(key, step).map(|before| &before.last));
+                self.written.insert(key.clone(), Written { step: step.clone(), last, kept });
             }
             // The turn ends, so that a right that no object has is tried only once per turn.
             if !self.refused.is_empty() {
@@ -125,14 +112,15 @@ impl<O: OwnObject> OwnObjects<O> {
         Ok(())
     }
 
-    /// Returns true if a step was not made yet, or if the object has not stayed as it was written. What was seen and is lost is written
-    /// again at once, but not a second time.
+    /// Returns true if a step was not made yet, or if the object has not stayed as it was written.
     fn is_due(&self, key: &ObjectKey, step: &Step<O::Content>, has: Option<&O::Content>) -> bool {
-        let made = self.written.get(key).filter(|written| written.step.wanted() == step.wanted());
-        made.is_none_or(|written| {
-            let is_lost = written.is_seen && !written.is_repair;
-            written.kept.as_ref() != has && (is_lost || written.at.elapsed() >= AGAIN_AFTER)
-        })
+        self.made(key, step)
+            .is_none_or(|written| written.kept.as_ref() != has && written.last.may_be_repeated())
+    }
+
+    /// Returns the last write of an object, if it was this step.
+    fn made(&self, key: &ObjectKey, step: &Step<O::Content>) -> Option<&Written<O::Content>> {
+        self.written.get(key).filter(|written| written.step.wanted() == step.wanted())
     }
 
     /// Makes a step, and returns the content that the server has then; `None` if there is no object of this program.
@@ -305,6 +293,7 @@ mod tests {
     use super::super::writing::Lack;
     use super::*;
     use isthmus_tasks::scope::Scope;
+    use std::time::Duration;
 
     fn key(name: &str) -> ObjectKey {
         ObjectKey { namespace: "shop".into(), name: name.into() }
@@ -346,8 +335,7 @@ mod tests {
         let (wanted, changed) = (content("east"), content("west"));
         let step = Step::Create(Arc::new(wanted.clone()));
         let kept = Some(wanted.clone());
-        let (is_seen, is_repair) = (false, false);
-        let written = Written { step: step.clone(), at: Instant::now(), kept, is_seen, is_repair };
+        let written = Written { step: step.clone(), last: LastWrite::now(None), kept };
         objects.written.insert(key("web"), written);
         let is_due = |has: Option<&SliceContent>| objects.is_due(&key("web"), &step, has);
         tokio::time::advance(Duration::from_millis(29_999)).await;

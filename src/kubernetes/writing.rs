@@ -15,6 +15,41 @@ use isthmus_snapshot::change::Report;
 /// is granted later is used after at most this time.
 const PAUSE: Duration = Duration::from_secs(60);
 
+/// The time for which an object is not written again, if it does not stay as it was written: another program may write it, too.
+const AGAIN_AFTER: Duration = Duration::from_secs(30);
+
+/// The last write of an object, and whether the object has stayed as it was written.
+pub(super) struct LastWrite {
+    at: Instant,
+    /// True once the object was read as it was written.
+    is_seen: bool,
+    /// True if the object had lost the same content shortly before.
+    is_repair: bool,
+}
+
+impl LastWrite {
+    /// Returns a write at this time. `before` is the last write of the same content.
+    pub(super) fn now(before: Option<&Self>) -> Self {
+        Self { at: Instant::now(), is_seen: false, is_repair: before.is_some_and(Self::is_recent) }
+    }
+
+    /// Returns true for [`AGAIN_AFTER`] after the write.
+    pub(super) fn is_recent(&self) -> bool {
+        self.at.elapsed() < AGAIN_AFTER
+    }
+
+    /// Records whether the object was read as it was written.
+    pub(super) fn note(&mut self, is_as_written: bool) {
+        self.is_seen |= is_as_written;
+    }
+
+    /// Returns true if the same content may be written again. Content that was seen and is lost is written again at once, but not a
+    /// second time.
+    pub(super) fn may_be_repeated(&self) -> bool {
+        (self.is_seen && !self.is_repair) || !self.is_recent()
+    }
+}
+
 /// The writes of a task, and the right that they need.
 #[derive(Debug)]
 pub(super) struct Duty {

@@ -18,12 +18,12 @@ use super::super::kinds::gateway_status::Stamp;
 use super::super::lease::{Lease, RENEW_EVERY};
 use super::super::notes::Served;
 use super::super::writer::Turns;
-use super::super::writing::{Duty, Lack, Refused, Writing};
+use super::super::writing::{Duty, Lack, LastWrite, Refused, Writing};
 use super::events::{About, Events};
 use super::listeners::{ParentId, ParentKind};
 use super::replicas::{Replica, counting};
 use super::status::{Status, Verdict};
-use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
+use isthmus_aggregator::spec::kubernetes::{GatewayApiSpec, LeaseSpec};
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
@@ -31,9 +31,6 @@ use isthmus_world::{LaterReader, Reader};
 const TOGETHER: usize = 8;
 /// The largest number of writes between two renewals of the Lease.
 const WRITES_MAX: usize = 400;
-/// The time for which a status is not written again, if it does not stay: another controller may write the same fields.
-const AGAIN_AFTER: Duration = Duration::from_secs(30);
-
 /// The time that replicas have to serve a Gateway, before its status names those that do not.
 const PENDING_AFTER: Duration = Duration::from_secs(10);
 /// The largest number of replicas that a condition names.
@@ -94,29 +91,20 @@ struct Written {
     /// The UID of the object.
     uid: Arc<str>,
     digest: u64,
-    at: Instant,
-    /// True once the object was read with the status.
-    is_seen: bool,
-    /// True if the object had lost the same status shortly after it was written.
-    is_repair: bool,
+    last: LastWrite,
 }
 
 impl Written {
-    /// Returns true if the status is not to be written to the object once more. A status that was seen and is lost is written again at
-    /// once, but not a second time.
-    fn suffices(&self, uid: &str, digest: u64) -> bool {
-        *self.uid == *uid && self.digest == digest && (!self.is_seen || self.is_repair)
+    /// Returns the write if it was this status of the object with this UID.
+    fn of(&self, uid: &str, digest: u64) -> Option<&LastWrite> {
+        (*self.uid == *uid && self.digest == digest).then_some(&self.last)
     }
 }
 
 /// Writes the status.
 pub(crate) struct StatusWriter {
     client: Arc<Client>,
-    /// The name of this replica, and the namespace of the replicas.
-    name: Arc<str>,
-    namespace: Arc<str>,
-    class: Arc<str>,
-    controller: Arc<str>,
+    spec: GatewayApiSpec,
     world: LaterReader,
     /// The statuses that were written last.
     written: BTreeMap<Target, Written>,
@@ -134,10 +122,7 @@ impl StatusWriter {
         Self {
             events: Events::new(client.clone(), reporter),
             client,
-            name: spec.writer.holder.clone(),
-            namespace: spec.writer.namespace.clone(),
-            class: spec.class.clone(),
-            controller: spec.controller.clone(),
+            spec: spec.clone(),
             world,
             written: BTreeMap::new(),
             refused: Refused::new(),
@@ -159,14 +144,14 @@ impl Turns for StatusWriter {
 
     /// Each release has a class, and replicas of its own.
     fn lease(&self) -> String {
-        format!("isthmus-gateway-api-{}", self.class)
+        format!("isthmus-gateway-api-{}", self.spec.class)
     }
 
     async fn turn(&mut self, due: &Arc<Due>, lease: &mut Lease) -> Result<Duration, Fault> {
-        self.written.retain(|_, written| written.at.elapsed() < AGAIN_AFTER);
+        self.written.retain(|_, written| written.last.is_recent());
         for (target, written) in &mut self.written {
             // A route is due only while its status differs.
-            written.is_seen |= due.get(target).is_none_or(|wanted| wanted.stamp.digest == written.digest);
+            written.last.note(due.get(target).is_none_or(|wanted| wanted.stamp.digest == written.digest));
         }
         self.refused.forget(|target| due.contains_key(target));
         if due.is_empty() {
@@ -187,16 +172,17 @@ impl Turns for StatusWriter {
         let now = Instant::now();
         let wanted = due.values().filter_map(|wanted| wanted.served.as_ref());
         let wanted: Vec<(&str, i64)> = wanted.map(|(object, generation)| (&**object, *generation)).collect();
-        let mut replicas = counting(&self.client, &self.namespace, lease.notes.others(now), &wanted).await;
-        replicas.push((self.name.to_string(), serves));
+        let LeaseSpec { namespace, holder, .. } = &self.spec.writer;
+        let mut replicas = counting(&self.client, namespace, lease.notes.others(now), &wanted).await;
+        replicas.push((holder.to_string(), serves));
         let (refused, waiting) = (&self.refused, &mut self.waiting);
         waiting.retain(|target, _| due.contains_key(target));
         let differing = due.iter().filter(|(target, _)| !refused.contains(target));
         let differing = differing.filter_map(|(target, wanted)| {
             let status = judged(target, wanted, &replicas, waiting, now)?;
             let digest = status.digest();
-            let written = self.written.get(target);
-            let is_written = written.is_some_and(|written| written.suffices(&wanted.stamp.uid, digest));
+            let before = self.written.get(target).and_then(|before| before.of(&wanted.stamp.uid, digest));
+            let is_written = before.is_some_and(|before| !before.may_be_repeated());
             (digest != wanted.stamp.digest && !is_written)
                 .then(|| (target.clone(), wanted.clone(), status, digest))
         });
@@ -211,15 +197,12 @@ impl Turns for StatusWriter {
                 match result {
                     Ok(()) => {
                         let uid = wanted.stamp.uid.clone();
-                        let before = self.written.get(target);
-                        let is_repair =
-                            before.is_some_and(|before| before.uid == uid && before.digest == *digest);
-                        let at = Instant::now();
-                        let written = Written { uid, digest: *digest, at, is_seen: false, is_repair };
-                        if let Some(about) = about(target, &written.uid) {
+                        if let Some(about) = about(target, &uid) {
                             self.events.send(about, status).await;
                         }
-                        self.written.insert(target.clone(), written);
+                        let before = self.written.get(target).and_then(|before| before.of(&uid, *digest));
+                        let last = LastWrite::now(before);
+                        self.written.insert(target.clone(), Written { uid, digest: *digest, last });
                     }
                     // The object has changed, and the watch will report the new version.
                     Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {}
@@ -281,7 +264,7 @@ impl StatusWriter {
         let (version, status) = if wanted.is_blank {
             (
                 Value::from(&*wanted.stamp.resource_version),
-                status.of_route(&self.controller, &Value::Null, &now),
+                status.of_route(&self.spec.controller, &Value::Null, &now),
             )
         } else {
             let object = self.client.object(&path).await?;
@@ -289,7 +272,7 @@ impl StatusWriter {
                 serde_json::from_slice(&object).map_err(|error| Fault::Answer(error.to_string()))?;
             let before = &object["status"];
             let status = match target {
-                Target::Route(_) => status.of_route(&self.controller, before, &now),
+                Target::Route(_) => status.of_route(&self.spec.controller, before, &now),
                 Target::Parent((ParentKind::Gateway, _)) => status.of_gateway(before, &now),
                 Target::Parent((ParentKind::ListenerSet, _)) => status.of_listeners(before, &now),
                 Target::Class(_) => status.of_class(before, &now),
@@ -365,7 +348,7 @@ mod tests {
     use super::super::super::scripted;
     use super::super::super::testing::spec_of;
     use super::*;
-    use isthmus_aggregator::spec::kubernetes::{Knows, LeaseSpec};
+    use isthmus_aggregator::spec::kubernetes::Knows;
     use isthmus_tasks::scope::Scope;
 
     fn wanted(generation: i64) -> Wanted {
