@@ -107,9 +107,9 @@ impl GatewayApi {
         changes: &mut Vec<Change>,
     ) {
         let DirtyGatewayApi { is_all, mut routes, backends } = dirty;
-        let addresses = addresses::of_clients(spec, tables);
-        let spec = &GatewayApiSpec { addresses, ..spec.clone() };
         if is_all {
+            let addresses = addresses::of_clients(spec, tables);
+            let spec = &GatewayApiSpec { addresses, ..spec.clone() };
             self.parents = listeners::evaluate(spec, tables, &addresses::of_host(spec, tables, &is_local));
             self.send_gateways(changes);
             self.names.set_gateways(self.sent.values());

@@ -22,7 +22,7 @@ const SENT_MAX: usize = 40;
 /// The pause after the API server has refused an event.
 const PAUSE: Duration = Duration::from_secs(60);
 
-/// The name of an object in its status, and of the program that has written the event.
+/// The program that sends the events.
 const COMPONENT: &str = "isthmus";
 
 /// The object of an event.

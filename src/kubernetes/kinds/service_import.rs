@@ -63,14 +63,13 @@ impl Watched for ServiceImport {
 
     fn touch(touched: Touched<ObjectKey, ImportRecord>, tables: &mut Tables) {
         let Touched { key, before } = touched;
-        let now = tables.imports.get(&key);
-        let ips = |import: Option<&ImportRecord>| import.map(|import| import.ips.clone());
-        let ports = |import: Option<&ImportRecord>| import.map(|import| import.ports.clone());
-        let is_new = (ips(now) != ips(before.as_ref()), ports(now) != ports(before.as_ref()));
-        if is_new.0 || is_new.1 {
+        let (before, now) = (before.as_ref(), tables.imports.get(&key));
+        let ips_differ = before.map(|import| &import.ips) != now.map(|import| &import.ips);
+        let ports_differ = before.map(|import| &import.ports) != now.map(|import| &import.ports);
+        if ips_differ || ports_differ {
             tables.mark_backend(&key);
         }
-        if is_new.0 {
+        if ips_differ {
             tables.dirty.services.insert(key);
         }
     }
