@@ -47,7 +47,7 @@ struct Kept {
     state: Option<PathBuf>,
     /// True while another process of this gateway writes to the state folder.
     is_held: bool,
-    /// What was written last, and when.
+    /// The beliefs that were written last, and when.
     written: Option<(Beliefs, Instant)>,
 }
 
@@ -154,24 +154,23 @@ pub(super) fn load(state: &Path) -> Beliefs {
 /// Returns beliefs in the form of a message.
 pub(super) fn message(beliefs: Beliefs) -> Vec<Value> {
     let mut bytes = 0;
-    let mut has_place = |belief: &Belief| {
-        let length = serde_json::to_string(belief).map_or(usize::MAX, |text| text.len());
-        let fits = length < BYTES_MAX - bytes;
-        bytes += if fits { length } else { 0 };
-        fits
-    };
-    let all = beliefs.all().filter(|belief| {
-        let fits = has_place(belief);
-        if let (false, Belief::Hold(hold)) = (fits, belief) {
-            let registry = &*hold.registry;
+    let all = beliefs.all().filter_map(|belief| {
+        let value = serde_json::to_value(&belief).ok()?;
+        let length = value.to_string().len();
+        if length < BYTES_MAX - bytes {
+            bytes += length;
+            return Some(value);
+        }
+        if let Belief::Hold(hold) = belief {
+            let registry = hold.registry;
             tracing::warn!(
                 registry,
                 "the registry is too large to be handed over without `state.dir`; the new process does not hold its update"
             );
         }
-        fits
+        None
     });
-    all.filter_map(|belief| serde_json::to_value(belief).ok()).collect()
+    all.collect()
 }
 
 /// Returns the beliefs of a message; those that this program does not know are left out.

@@ -177,14 +177,20 @@ fn if_no_other_network_answers_nothing_changes() {
     assert_eq!(out(&results), [at(2), at(3)]);
 }
 
-#[test]
-fn a_gateway_of_a_peer_that_stops_is_out_until_it_says_or_shows_otherwise() {
+/// Returns the results of three gateways that answer: one of the own network, and one of each of the peers `x` and `xy`.
+fn with_peers() -> Results {
     let mut results = Results::default();
     let [x, y, own] = ["peer/x/n", "peer/xy/n", "east"].map(Network::new);
     let known = [(1, &own), (2, &x), (3, &y)];
     let known = known.map(|(number, network)| (at(number), way(&[network.as_str()])));
     results.replace(&own, known.into());
     note(&mut results, &[1, 2, 3], &[]);
+    results
+}
+
+#[test]
+fn a_gateway_of_a_peer_that_stops_is_out_until_it_says_or_shows_otherwise() {
+    let mut results = with_peers();
     let now = Some(SystemTime::UNIX_EPOCH);
     assert!(!results.note_stop("x", &[at(1), at(3), at(9)], now), "a peer speaks for its own gateways alone");
     assert!(results.note_stop("x", &[at(2)], now));
@@ -458,12 +464,7 @@ fn what_was_known_of_a_gateway_that_is_not_there_is_handed_on_and_forgotten_afte
 
 #[test]
 fn a_gateway_whose_link_has_lost_its_heartbeats_is_out_until_it_has_them_or_answers_a_hello() {
-    let mut results = Results::default();
-    let [x, y, own] = ["peer/x/n", "peer/xy/n", "east"].map(Network::new);
-    let known = [(1, &own), (2, &x), (3, &y)];
-    let known = known.map(|(number, network)| (at(number), way(&[network.as_str()])));
-    results.replace(&own, known.into());
-    note(&mut results, &[1, 2, 3], &[]);
+    let mut results = with_peers();
     let lost = Some((SystemTime::UNIX_EPOCH, Instant::now()));
     assert!(
         !results.note_heartbeats("x", &[at(1), at(3), at(9)], lost),
