@@ -66,8 +66,9 @@ struct Orders {
     leases: Option<Leases>,
     /// The time at which the leases were last written.
     leases_written: Option<Instant>,
-    /// What drains have left of their targets, and whether it differs from what is on disk.
+    /// The shares that drains have left of their targets.
     left: Left,
+    /// True if `left` differs from the file in the state folder.
     left_differs: bool,
 }
 

@@ -303,7 +303,7 @@ impl DrainOrders {
                 }
             }
         }
-        // What lives in a registry alone ends with the registry's.
+        // A copy goes on while a registry has the order.
         let is_copy = order.as_ref().is_some_and(Order::is_in_registry) && !goes_on.is_empty();
         if is_copy {
             let mut kept = self.kept();
@@ -408,7 +408,7 @@ fn follow(orders: &mut Vec<Order>, status: &Status, drains: &Drains, now: Instan
                     && active.drain.target == drain.target
             };
             let mut registry = status.registries.iter().filter(|one| one.name == written.registry);
-            // What a registry shows that is not read at present may be old.
+            // A registry that is not live may show an old order.
             if registry.next().is_none_or(|registry| registry.state != RegistryState::Live) {
                 return true;
             }

@@ -1,5 +1,5 @@
-//! What planned drains have left of their targets, for the process that follows this one: a document that was amended in the config, in
-//! a registry or in an annotation must not raise it in the next process either. A list in the state folder, an entry per line:
+//! The shares that planned drains have left of their targets, for the process that follows this one: a document that was amended in the
+//! config, in a registry or in an annotation must not raise a share in the next process either. A list in the state folder, an entry per line:
 //!
 //! ```text
 //! ["Config",{"Network":"west"},1600]

@@ -9,8 +9,8 @@
 //! firewall may let its callers through and not us. While no gateway of any other network answers, no further one is judged at all: then
 //! it is more likely that this host is cut off.
 //!
-//! What an earlier process of this gateway knew is recalled when the gateway or the network is first seen. `probed` has the results of
-//! one address.
+//! The beliefs of an earlier process of this gateway are applied when their gateway or network is first seen. `probed` has the results
+//! of one address.
 
 pub mod probed;
 
@@ -270,7 +270,7 @@ impl Results {
             false => answering.remove(&address),
         };
         if answers && !answered {
-            // Those that refuse connections have waited for one that answers.
+            // Gateways that refuse connections are judged once another one of their network answers.
             let refusing = self.probed.iter().filter(|(_, other)| other.is_unknown_and_refuses());
             let refusing: Vec<SocketAddr> = refusing.map(|(other, _)| *other).collect();
             changed |= refusing.into_iter().fold(false, |changed, other| self.judge(other, at) | changed);
@@ -522,7 +522,7 @@ impl Liveness {
             }
             let results = self.results().probes();
             publish(results);
-            // Who waits for the verdicts reads them from what was published.
+            // `are_judged` returns only after the verdicts are published.
             self.0.noted.notify_one();
         }
     }

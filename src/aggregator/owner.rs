@@ -85,7 +85,7 @@ pub struct Handle {
     copies: CopyStore,
 }
 
-/// What an earlier process of this gateway knew, or what a later one needs to know.
+/// The beliefs of the owner: those of an earlier process of this gateway, or those for a later one.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Recalled {
     /// The addresses of host names.
@@ -258,7 +258,7 @@ struct Owner {
     drain_orders: DrainOrders,
     /// The planned drains in force, as of the last build.
     drains: Arc<Drains>,
-    /// What drains of documents had left when they were last looked at, also of registries that were not read since the start.
+    /// The shares that drains of documents had left at the last look, those of registries not read since the start included.
     left: Left,
     identities: Identities,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
@@ -541,7 +541,7 @@ impl Owner {
             }
         }
         self.publish_round(round, now);
-        // Those who wait learn it by the end of their channels.
+        // The end of its channel tells each caller of `remember_left` that the shares are in the snapshot.
         drop(applied);
         self.registries.iter().for_each(Followed::show_items);
         self.publish_status();

@@ -77,7 +77,7 @@ pub(super) struct Succession {
     pub(super) instance: Arc<str>,
     /// See [`Parts::waits`].
     pub(super) waits: bool,
-    /// What the earlier process knew of names, registries and gateways.
+    /// The beliefs of the earlier process about names and registries.
     pub(super) recalled: Recalled,
     pub(super) liveness: Liveness,
 }

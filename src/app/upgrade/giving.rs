@@ -118,7 +118,7 @@ struct Attempt {
 pub(crate) struct Agreed {
     channel: Channel,
     version: String,
-    /// What the new process has room for, if it has said so.
+    /// The room of the new process, if it has told it.
     room: Option<Room>,
 }
 
@@ -360,7 +360,7 @@ impl Upgrades {
         scope: &Scope,
     ) -> Giving {
         let Agreed { channel, version, .. } = agreed;
-        // Those who wait for another upgrade ask the new process.
+        // The end of their requests makes the callers that wait for a further upgrade ask the new process.
         self.later.clear();
         let attempt = self.attempt.take();
         let (waiters, begun) =

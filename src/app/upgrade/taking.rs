@@ -42,9 +42,9 @@ pub(crate) struct Taking {
     is_alone: bool,
     /// The documents of the operators' orders to drain, if the old process has passed them on.
     drains: Option<Vec<String>>,
-    /// What the old process knows; `None` if its program does not tell.
+    /// The beliefs of the old process; `None` if its program sends none.
     beliefs: Option<Beliefs>,
-    /// What it knew of endpoints when this process began to serve; `None` before.
+    /// The old process's beliefs about endpoints when this process began to serve; `None` before.
     endpoints: Option<Vec<EndpointBelief>>,
 }
 
