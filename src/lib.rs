@@ -2,8 +2,8 @@
 //!
 //! The world is one immutable value, the [`snapshot::Snapshot`]. Only the [`aggregator`] makes snapshots; the data plane
 //! and the servers of [`xds`], [`wds`], [`dns`] and [`peer`] read them, and are connected to the aggregator in no other way. Admission
-//! ([`snapshot::admit`], with the rules of [`snapshot::exports`] on sources and identities), the choice of an endpoint
-//! ([`balance`]) and split horizon ([`snapshot::view`]) are pure functions. Each is written once, and the data path, xDS,
+//! ([`decisions::admit`], with the rules of [`snapshot::exports`] on sources and identities), the choice of an endpoint
+//! ([`balance`]) and split horizon ([`decisions::view`]) are pure functions. Each is written once, and the data path, xDS,
 //! the commands `explain` and `horizon`, and the tests all call it.
 //!
 //! ```text
@@ -21,10 +21,13 @@
 //! | [`api`] | the values of the admin API and the members of an access log line | model |
 //! | [`wire`] | bytes ↔ values: ClientHello, CONNECT heads, HTTP/2 frame headers, outlines of messages, PROXY headers | model |
 //! | [`proto`] | generated messages of xDS, certificate authorities, etcd and the peer protocol | wire |
-//! | [`snapshot`] | policy, shards, merged services, routes, exports; building, admission, split horizon | model |
-//! | [`balance`] | the choice among candidates, and its odds | model, snapshot |
+//! | [`settings`] | the checked settings of the config file | model |
+//! | [`registry`] | what registries report, and the table of all that one says | settings |
+//! | [`snapshot`] | merged services, networks, routes, exports; building | registry |
+//! | [`decisions`] | admission and split horizon, as pure functions of a snapshot | snapshot |
+//! | [`balance`] | the choice among candidates, and its odds | decisions |
 //! | [`world`] | publisher and readers of snapshots | snapshot |
-//! | [`document`] | YAML with positions, readers, the `services:` list | model, snapshot |
+//! | [`document`] | YAML with positions, readers, the `services:` list | registry |
 //! | [`tasks`] | task scopes, background threads, newest values, shared work, backoff, throttles, timers | – |
 //! | [`files`] | reading, watching and replacing files | tasks |
 //! | [`telemetry`] | events → metrics, access log, failures, spans; the log writer | api |
@@ -32,7 +35,7 @@
 //! | [`tls`] | certificates of the gateway, their sources, trusted roots by trust domain | net, files, proto |
 //! | [`upgrade`] | the messages and the socket by which a new process takes over sockets, connections and beliefs | model |
 //! | [`dataplane`] | accept → peek → admit → choose → dial → relay, for SNI connections and CONNECT streams; health checks | wire, balance, world, tls, upgrade |
-//! | [`ads`] | the xDS transport protocol for all types of resources: connections, streams, budgets, clients | snapshot, tls, proto |
+//! | [`ads`] | the xDS transport protocol for all types of resources: connections, streams, budgets, clients | decisions, tls, proto |
 //! | [`xds`] | endpoints as seen from each client's network | world, ads |
 //! | [`wds`] | workloads, services and policies for ztunnels | world, ads |
 //! | [`dns`] | names, virtual addresses | world, tls |
@@ -49,7 +52,7 @@
 //! | [`cli`] | the commands | all above |
 //!
 //! The last column leaves out what an import leads to by its own row. `tests/architecture.rs` keeps what the compiler cannot:
-//! no clock, socket or randomness in `model`, `wire`, `api`, `snapshot` and `balance`, and no circle among the files of a crate.
+//! no clock, socket or randomness in `model`, `wire`, `api`, `settings`, `registry`, `snapshot`, `decisions` and `balance`, and no circle among the files of a crate.
 
 pub use isthmus_admin as admin;
 pub use isthmus_ads as ads;
@@ -62,6 +65,7 @@ pub use isthmus_config as config;
 pub use isthmus_console as console;
 pub use isthmus_convert as convert;
 pub use isthmus_dataplane as dataplane;
+pub use isthmus_decisions as decisions;
 pub use isthmus_demo as demo;
 pub use isthmus_dns as dns;
 pub use isthmus_document as document;
@@ -73,6 +77,8 @@ pub use isthmus_model as model;
 pub use isthmus_net as net;
 pub use isthmus_peer as peer;
 pub use isthmus_proto as proto;
+pub use isthmus_registry as registry;
+pub use isthmus_settings as settings;
 pub use isthmus_snapshot as snapshot;
 pub use isthmus_tasks as tasks;
 pub use isthmus_telemetry as telemetry;

@@ -39,25 +39,25 @@ const FEATURES: &[(&str, &str)] = &[
     (
         "drains",
         "admin/drains admin/maintenance aggregator/drain_orders aggregator/drains_left api/drain cli/drains config/drains \
-        dataplane/retire dataplane/withdrawals document/drains model/drain snapshot/drain snapshot/drain_scope snapshot/drains \
+        dataplane/retire dataplane/withdrawals document/drains model/drain snapshot/drain_scope snapshot/drains \
         aggregator/withdrawal kubernetes/notes",
     ),
     ("etcd", "aggregator/etcd aggregator/spec/etcd aggregator/leases"),
     (
         "explain, horizon, call, check",
         "admin/explain admin/horizon admin/probe admin/server/explanations api/explanation \
-        api/horizon cli/call cli/check cli/horizon cli/validate snapshot/dialled snapshot/near snapshot/omitted",
+        api/horizon cli/call cli/check cli/horizon cli/validate decisions/dialled decisions/missing decisions/near decisions/omitted",
     ),
     (
         "federation",
         "admin/enrolment admin/imported admin/peer_metrics admin/peers api/peer app/peers aggregator/spec/peer \
         cli/enrol cli/peers cli/plan config/peers config/table/peers model/import model/link model/set_hash peer/ \
-        snapshot/peer snapshot/exported tls/announced tls/pinned tls/root_file",
+        settings/peer snapshot/exported tls/announced tls/pinned tls/root_file",
     ),
     (
         "Gateway API",
         "kubernetes/gateway_api kubernetes/kinds/class_gateway kubernetes/kinds/gateway_ kubernetes/kinds/listener_set \
-        kubernetes/kinds/reference_grant snapshot/gateway_ snapshot/shard/gateway_objects dataplane/listener snapshot/listener_routes",
+        kubernetes/kinds/reference_grant settings/backend registry/gateway_api snapshot/gateway_ registry/shard/gateway_objects dataplane/listener snapshot/listener_routes",
     ),
     ("HBONE", "dataplane/hbone wire/connect wire/frames"),
     ("istiod", "istiod/ aggregator/spec/istiod tls/istiod"),
@@ -71,11 +71,11 @@ const FEATURES: &[(&str, &str)] = &[
         kubernetes/kinds/service_export kubernetes/kinds/service_import kubernetes/own_objects snapshot/clusterset admin/marks",
     ),
     ("program", "app/"),
-    ("snapshot", "snapshot/ model/ balance/"),
+    ("snapshot and decisions", "settings/ registry/ snapshot/ decisions/ model/ balance/"),
     (
         "steering",
-        "admin/share_log admin/steering config/steering config/table/steering snapshot/steering \
-        snapshot/view/capacity snapshot/view/steered dataplane/shares",
+        "admin/share_log admin/steering config/steering config/table/steering settings/steering decisions/steering \
+        decisions/view/capacity decisions/view/steered dataplane/shares",
     ),
     (
         "telemetry",
@@ -89,7 +89,7 @@ const FEATURES: &[(&str, &str)] = &[
     (
         "WDS",
         "wds/ app/wds app/registries/reviews kubernetes/authorization kubernetes/index/ambient \
-        kubernetes/index/waypoints snapshot/admit/waypoint kubernetes/kinds/authorization_policy kubernetes/kinds/peer_authentication kubernetes/kinds/waypoint kubernetes/reviews \
+        kubernetes/index/waypoints decisions/admit/waypoint kubernetes/kinds/authorization_policy kubernetes/kinds/peer_authentication kubernetes/kinds/waypoint kubernetes/reviews \
         model/ambient snapshot/ambient",
     ),
     ("xDS", "ads/ xds/ app/xds admin/clients api/client proto/"),

@@ -3,7 +3,7 @@
 use isthmus_ads::protocol::Protocol;
 use isthmus_ads::status::{ClientStatus, Clients, TypeStatus};
 use isthmus_api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState, View};
-use isthmus_snapshot::view::ClientKind;
+use isthmus_decisions::view::ClientKind;
 use isthmus_telemetry::clock::rfc3339;
 
 /// Returns one object for each stream, oldest first.

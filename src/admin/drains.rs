@@ -10,6 +10,7 @@ use super::maintenance::{self, Refused};
 use isthmus_aggregator::drain_orders::OrderError;
 use isthmus_api::drain as api;
 use isthmus_dataplane::withdrawals::Which;
+use isthmus_decisions::view::{Assignment, Entry, Viewer, view};
 use isthmus_document::drains;
 use isthmus_model::drain::{Drain, DrainTarget, PARTS};
 use isthmus_model::endpoint::Health;
@@ -21,7 +22,6 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::Role;
 use isthmus_snapshot::drain_scope::Emptied;
 use isthmus_snapshot::drains::{ActiveDrain, DrainSource};
-use isthmus_snapshot::view::{Assignment, Entry, Viewer, view};
 use isthmus_tasks::background;
 
 /// The largest number of changes that a plan lists.

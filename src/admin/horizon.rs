@@ -8,17 +8,17 @@ use serde_json::Number;
 use super::steering;
 use isthmus_aggregator::liveness::Distances;
 use isthmus_api as api;
+use isthmus_decisions::near::near;
+use isthmus_decisions::view::{
+    Assignment, ClientKind, Entry, EntryKind, Excluded, Families, Tunnel, Viewer, view,
+};
+use isthmus_decisions::weights::Share;
 use isthmus_document::nearest::nearest;
 use isthmus_model::endpoint::Health;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::near::near;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
-use isthmus_snapshot::view::{
-    Assignment, ClientKind, Entry, EntryKind, Excluded, Families, Tunnel, Viewer, view,
-};
-use isthmus_snapshot::weights::Share;
 
 const PARAMETERS: &str = "network, cluster, service, port, subset, tunnel, families, client, sees";
 /// The precision of fractions: they are rounded to multiples of 1 / `FRACTION`.

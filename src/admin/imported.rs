@@ -2,11 +2,11 @@
 
 use std::collections::BTreeSet;
 
+use isthmus_decisions::view::{Assignment, ClientKind, Tunnel, Viewer, view};
 use isthmus_model::endpoint::Health;
 use isthmus_model::import::Import;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::service_view::ServiceView;
-use isthmus_snapshot::view::{Assignment, ClientKind, Tunnel, Viewer, view};
 
 /// The kinds of clients, with their names in messages.
 const CLIENTS: [(&str, ClientKind, Tunnel); 3] = [

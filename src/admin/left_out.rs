@@ -1,7 +1,7 @@
 //! The items that the scope of a registry leaves out, in the words of the problems and of `isthmus validate`.
 
 use isthmus_api::text::counted;
-use isthmus_snapshot::shard::Counts;
+use isthmus_registry::shard::Counts;
 
 /// Returns a sentence on the services and endpoints that `allow.services` and `allow.networks` leave out, if there are any.
 pub fn by_name_or_network(counts: &Counts) -> Option<String> {

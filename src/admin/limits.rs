@@ -3,13 +3,14 @@
 
 use std::net::IpAddr;
 
+use isthmus_decisions::decision::RouteMatch;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::Admission;
 use isthmus_net::admission::bandwidth::{Bandwidths, Owner};
 use isthmus_net::admission::services::Services;
 use isthmus_net::admission::sources::Usage;
-use isthmus_snapshot::decision::RouteMatch;
-use isthmus_snapshot::policy::{Limits, Policy};
+use isthmus_settings::limits::Limits;
+use isthmus_settings::policy::Policy;
 
 /// The counters of current use that are compared with the limits.
 #[derive(Clone, Copy)]

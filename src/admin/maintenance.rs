@@ -7,9 +7,9 @@ use serde_json::{Value, json};
 
 use super::Sources;
 use isthmus_dataplane::withdrawals::{Which, Withdrawal, WithdrawalError};
+use isthmus_decisions::dialled::Dialled;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::{EndpointKey, service_of};
-use isthmus_snapshot::dialled::Dialled;
 use isthmus_tasks::background;
 
 /// The largest number of endpoints that a message lists.

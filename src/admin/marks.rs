@@ -1,12 +1,13 @@
 //! The objects that mark a service for export, or hide it from the gateway, as texts for the API.
 
-use isthmus_snapshot::change::{Mark, MarkKind};
-use isthmus_snapshot::policy::MarkCondition;
+use isthmus_registry::change::{Mark, MarkKind};
+use isthmus_settings::export::MarkCondition;
+use isthmus_snapshot::exports::is_met_by;
 use isthmus_snapshot::service_view::ServiceView;
 
 /// Returns the objects that set the mark that a rule requires, each with its cluster.
 pub(super) fn marked_by(condition: &MarkCondition, service: &ServiceView) -> Vec<String> {
-    objects(service, |mark| condition.is_met_by(std::slice::from_ref(mark)))
+    objects(service, |mark| is_met_by(condition, std::slice::from_ref(mark)))
 }
 
 /// Returns the objects that hide a service from the gateway, each with its cluster.

@@ -11,11 +11,11 @@ use isthmus_aggregator::liveness::probed::State;
 use isthmus_api as api;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Network;
+use isthmus_registry::shard::Standing;
+use isthmus_settings::network::Access;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::networks::{GatewayEntry, NetworkEntry};
-use isthmus_snapshot::policy::Access;
 use isthmus_snapshot::port_endpoint::network_of;
-use isthmus_snapshot::shard::Standing;
 use isthmus_telemetry::clock::rfc3339;
 
 /// The results of the probes of gateways.

@@ -16,11 +16,11 @@ use isthmus_model::place::Network;
 use isthmus_peer::addresses::of_gateways;
 use isthmus_peer::imports::registry::NO_GATEWAY;
 use isthmus_peer::status::{LinkState, LinkStatus, LinkTable};
+use isthmus_settings::network::Gateway;
+use isthmus_settings::peer::{Peer, is_place_of_peer, place_of};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::exported::Exported;
 use isthmus_snapshot::networks::{GatewayEntry, NetworkEntry};
-use isthmus_snapshot::peer::{Peer, is_place_of_peer, place_of};
-use isthmus_snapshot::policy::Gateway;
 use isthmus_snapshot::service_view::ServiceView;
 use isthmus_telemetry::clock::rfc3339;
 
@@ -364,7 +364,7 @@ fn exchanged(name: &HostName, service: &ServiceView, namespace: &str) -> Exchang
 #[cfg(test)]
 mod tests {
     use super::*;
-    use isthmus_snapshot::shard::Counts;
+    use isthmus_registry::shard::Counts;
     use isthmus_snapshot::testing::{Mesh, peer};
 
     fn registry(state: RegistryState) -> RegistryStatus {

@@ -10,10 +10,10 @@ use std::time::Duration;
 
 use tokio::time::{Instant, sleep};
 
+use isthmus_decisions::steering::{Group, PARTS, Source};
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::steering::{Group, PARTS, Source};
 use isthmus_tasks::background;
 use isthmus_world::{Reader, Since};
 
@@ -244,7 +244,8 @@ fn distance(group: &Group) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use isthmus_snapshot::steering::{Cost, Distance, Steering, divide};
+    use isthmus_decisions::steering::{Distance, divide};
+    use isthmus_settings::steering::{Cost, Steering};
 
     /// Returns divided groups: network, round-trip time in milliseconds (0: the own network), ready and not ready endpoints.
     fn groups(all: &[(&str, u64, u64, u64)]) -> Vec<Group> {

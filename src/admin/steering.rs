@@ -5,12 +5,12 @@ use std::time::Duration;
 
 use isthmus_aggregator::liveness::Distances;
 use isthmus_api as api;
+use isthmus_decisions::steering::{Group, PARTS, Source, Takes, own_least};
+use isthmus_decisions::view::{Viewer, distance, view};
 use isthmus_model::place::Network;
+use isthmus_settings::peer::peer_of;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::networks::NetworkEntry;
-use isthmus_snapshot::peer::peer_of;
-use isthmus_snapshot::steering::{Group, PARTS, Source, Takes, own_least};
-use isthmus_snapshot::view::{Viewer, distance, view};
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The name of the metric.
@@ -229,8 +229,9 @@ pub(super) fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_decisions::steering::{Distance, divide};
     use isthmus_model::place::Distance as Level;
-    use isthmus_snapshot::steering::{Cost, Distance, Steering, divide};
+    use isthmus_settings::steering::{Cost, Steering};
 
     fn group(network: &str, source: Option<Source>, ready: u64, not_ready: u64) -> Group {
         let distance = source.map(|source| Distance { source, cost: Cost::default() });

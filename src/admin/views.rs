@@ -14,20 +14,23 @@ use isthmus_api as api;
 use isthmus_api::listener::{Exposed, Identities};
 use isthmus_api::status::Status;
 use isthmus_dataplane::upstreams::Upstreams;
+use isthmus_decisions::admit::{Held, held};
 use isthmus_dns::server::Server as DnsServer;
 use isthmus_model::mesh_name::MeshName;
 use isthmus_model::place::ClusterId;
 use isthmus_net::admission::bandwidth::Usage;
 use isthmus_net::memory::Judgement;
+use isthmus_registry::change::Report;
+use isthmus_registry::gateway_api::Place;
+use isthmus_settings::backend::Backend;
+use isthmus_settings::export::ExportRule;
+use isthmus_settings::export_tls::AskedBy;
+use isthmus_settings::listener::{Listener, ListenerProtocol, ProxyProtocol};
+use isthmus_settings::peer::Peer;
+use isthmus_settings::route::{Route, RouteTarget};
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::admit::{Held, held};
-use isthmus_snapshot::change::Report;
-use isthmus_snapshot::export_tls::AskedBy;
 use isthmus_snapshot::exported::Exported;
 use isthmus_snapshot::exports::is_among;
-use isthmus_snapshot::gateway_api::{Backend, Place};
-use isthmus_snapshot::peer::Peer;
-use isthmus_snapshot::policy::{ExportRule, Listener, ListenerProtocol, ProxyProtocol, Route, RouteTarget};
 use isthmus_snapshot::port_endpoint::{PortEndpoint, on_own_network};
 use isthmus_snapshot::service_view::{PortView, ServiceView};
 use isthmus_telemetry::clock::rfc3339;
@@ -451,7 +454,7 @@ fn exposed_port(
         let modes = |asked| {
             let here = service.endpoints_of(port, "", snapshot.networks()).into_iter().flatten();
             modes(snapshot, here.filter(|found| rule.has_cluster(&found.origin.cluster)), |found| {
-                rule.offers(found, asked)
+                found.is_offered_by(rule, asked)
             })
         };
         for (names, asked) in names_of(listener, port, &service.name, by_hostname) {

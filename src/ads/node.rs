@@ -7,12 +7,12 @@ use ipnet::IpNet;
 use prost_types::value::Kind as ValueKind;
 
 use super::incoming::Caller;
+use isthmus_decisions::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_model::address::canonical_ip;
 use isthmus_model::identity::IdentityPattern;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_proto::envoy::config::core::v3::Node;
-use isthmus_snapshot::policy::admits;
-use isthmus_snapshot::view::{ClientKind, Families, Tunnel, Viewer};
+use isthmus_settings::scope::admits;
 
 /// The metadata key of the networks that a client asks to see.
 const VIEW: &str = "REQUESTED_NETWORK_VIEW";

@@ -19,9 +19,9 @@ use tokio::time::Instant;
 use self::codec::CopyFault;
 use super::{drains_left, leases};
 use isthmus_files::whole_file::{NEW, remove, write_whole};
-use isthmus_snapshot::change::Item;
+use isthmus_registry::change::Item;
+use isthmus_registry::shard::Shard;
 use isthmus_snapshot::drains::Left;
-use isthmus_snapshot::shard::Shard;
 use isthmus_snapshot::virtual_addresses::Leases;
 
 /// The longest part of a registry's name in a file name, in bytes.
@@ -419,7 +419,7 @@ mod tests {
     use isthmus_document::services::read_registry;
     use isthmus_files::whole_file::with_suffix;
     use isthmus_model::place::{ClusterId, Network};
-    use isthmus_snapshot::policy::RegistryScope;
+    use isthmus_settings::scope::RegistryScope;
 
     fn shard(service: &str) -> Arc<Shard> {
         let text =

@@ -17,8 +17,8 @@ use super::spec::RegistrySpec;
 use isthmus_files::reading::{ReadError, Readings};
 use isthmus_files::watch::{FileStates, FileWatch};
 use isthmus_model::service::Service;
-use isthmus_snapshot::change::{Change, Item, Key};
-use isthmus_snapshot::listing::Listing;
+use isthmus_registry::change::{Change, Item, Key};
+use isthmus_registry::listing::Listing;
 use isthmus_tasks::background;
 
 /// The permits to read and parse a registry. More than two reads at the same time would be slower, and would fragment memory.

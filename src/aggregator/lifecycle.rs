@@ -25,8 +25,8 @@ use super::spec::{RegistryKind, RegistrySpec};
 use super::status::{RegistryError, RegistryState, RegistryStatus};
 use super::withdrawal::{LostServices, Withdrawal};
 use isthmus_model::place::Network;
-use isthmus_snapshot::change::{Change, Dirty, Item, Key, Report};
-use isthmus_snapshot::shard::{Shard, Standing};
+use isthmus_registry::change::{Change, Dirty, Item, Key, Report};
+use isthmus_registry::shard::{Shard, Standing};
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_upgrade::belief::{HoldBelief, Present};
 

@@ -10,14 +10,14 @@ use super::owner::own_shard;
 use super::spec::{RegistryKind, RegistrySpec};
 use isthmus_model::name::HostName;
 use isthmus_model::time::unix_seconds;
+use isthmus_registry::listing::Listing;
+use isthmus_registry::shard::Shard;
+use isthmus_settings::policy::Policy;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
 use isthmus_snapshot::drains::{Drains, Left};
 use isthmus_snapshot::inputs::Inputs;
-use isthmus_snapshot::listing::Listing;
-use isthmus_snapshot::policy::Policy;
 use isthmus_snapshot::routes::{Resolved, RouteTable};
-use isthmus_snapshot::shard::Shard;
 
 /// The reason why a registry cannot be shown offline.
 #[derive(Clone, Debug, PartialEq, Eq)]

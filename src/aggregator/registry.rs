@@ -6,8 +6,8 @@ use std::sync::Arc;
 use tokio::sync::{mpsc, watch};
 
 use super::spec::RegistrySpec;
-use isthmus_snapshot::change::Change;
-use isthmus_snapshot::shard::Shard;
+use isthmus_registry::change::Change;
+use isthmus_registry::shard::Shard;
 
 /// A source of services, gateways and marks.
 ///

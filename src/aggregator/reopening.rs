@@ -10,7 +10,7 @@ use std::time::Duration;
 use tokio::time::{Instant, sleep};
 
 use crate::registry::{Changes, Closed};
-use isthmus_snapshot::change::Change;
+use isthmus_registry::change::Change;
 use isthmus_tasks::background::Failed;
 use isthmus_tasks::backoff::Backoff;
 

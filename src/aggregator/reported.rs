@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use crate::round_trip::{Settled, WINDOW};
 use isthmus_model::place::Network;
-use isthmus_snapshot::peer::is_network_of;
+use isthmus_settings::peer::is_network_of;
 use isthmus_upgrade::belief::{DistanceBelief, Present};
 
 /// The largest number of pairs of networks of one peer whose round-trip times are kept; the others count as unknown.

@@ -11,7 +11,7 @@ use tokio::time::Instant;
 
 use isthmus_model::name::HostName;
 use isthmus_net::lookup::{LookedUp, Lookup};
-use isthmus_snapshot::name_index::NameMap;
+use isthmus_registry::name_index::NameMap;
 
 /// The time until a name is looked up again after a look-up that failed or found no addresses.
 const RETRY: Duration = Duration::from_secs(2);

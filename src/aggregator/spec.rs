@@ -12,7 +12,7 @@ use std::time::Duration;
 use super::options::Options;
 use etcd::EtcdSpec;
 use isthmus_model::place::{ClusterId, Network};
-use isthmus_snapshot::policy::RegistryScope;
+use isthmus_settings::scope::RegistryScope;
 use istiod::IstiodSpec;
 use kubernetes::{ClustersSpec, KubernetesSpec};
 use peer::PeerSpec;

@@ -7,8 +7,8 @@ use std::time::SystemTime;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_net::lookup::Cause;
-use isthmus_snapshot::change::Report;
-use isthmus_snapshot::shard::Counts;
+use isthmus_registry::change::Report;
+use isthmus_registry::shard::Counts;
 use isthmus_snapshot::virtual_addresses::{Counts as LeaseCounts, Ranges};
 
 /// The state of a registry.

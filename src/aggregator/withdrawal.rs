@@ -7,8 +7,8 @@ use std::time::Duration;
 use tokio::time::Instant;
 
 use isthmus_model::service::ServiceKey;
-use isthmus_snapshot::change::Dirty;
-use isthmus_snapshot::shard::{Shard, Standing};
+use isthmus_registry::change::Dirty;
+use isthmus_registry::shard::{Shard, Standing};
 
 /// The number of services that may lose their last ready endpoint at once.
 const LOST_MAX: usize = 10;

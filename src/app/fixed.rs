@@ -5,7 +5,7 @@ use std::sync::Arc;
 use isthmus_config::{Config, LogFormat, Workers};
 use isthmus_dataplane::handle::{DescriptorUses, EffectiveLimits};
 use isthmus_model::address::{AdminBind, Bind};
-use isthmus_snapshot::policy::Limits;
+use isthmus_settings::limits::Limits;
 
 /// The values that a reload does not change.
 pub(super) struct Fixed {

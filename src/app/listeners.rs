@@ -16,7 +16,8 @@ use isthmus_dataplane::socket_key::SocketKey;
 use isthmus_model::address::Bind;
 use isthmus_net::inherited::Inherited;
 use isthmus_net::listen::{Listening, adopt, listen, listen_beside, share};
-use isthmus_snapshot::policy::{Listener, Policy};
+use isthmus_settings::listener::Listener;
+use isthmus_settings::policy::Policy;
 use isthmus_upgrade::message::SocketName;
 
 /// The open listeners.

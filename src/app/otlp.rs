@@ -17,7 +17,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Request};
 
 use isthmus_net::channel::{CallFault, Channel};
-use isthmus_snapshot::policy::Node;
+use isthmus_settings::policy::Node;
 use isthmus_tasks::backoff::Backoff;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::spans::{Ended, Spans, TracingOptions};

@@ -7,11 +7,11 @@ use tokio::time::MissedTickBehavior;
 
 use isthmus_admin::Sources;
 use isthmus_dataplane::handle::Control;
+use isthmus_decisions::dialled::Dialled;
 use isthmus_model::limits::MemoryLimit;
 use isthmus_net::memory::cgroup::Meter;
 use isthmus_net::memory::{JUDGE_EVERY, Measured, set_budget};
 use isthmus_net::own::LOOK_UP_EVERY;
-use isthmus_snapshot::dialled::Dialled;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_world::Reader;

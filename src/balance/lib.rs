@@ -9,12 +9,12 @@ pub mod selection;
 
 use std::net::{IpAddr, SocketAddr};
 
+use isthmus_decisions::decision::Trace;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
+use isthmus_settings::tuning::LoadBalancing;
 use isthmus_snapshot::candidates::{Candidates, Role};
-use isthmus_snapshot::decision::Trace;
-use isthmus_snapshot::policy::LoadBalancing;
 use selection::{Picks, Selection, Tier};
 
 /// The explanation of a refusal with [`Reason::LimitService`] by a choice.

@@ -6,8 +6,9 @@ use std::num::NonZero;
 
 use super::*;
 use isthmus_model::place::Distance;
+use isthmus_settings::limits::Timeouts;
+use isthmus_settings::tuning::{LocalityMode, Tuning};
 use isthmus_snapshot::candidates::Candidate;
-use isthmus_snapshot::policy::{LocalityMode, Timeouts, Tuning};
 use isthmus_snapshot::testing::{candidate, candidates};
 
 /// A seeded generator (SplitMix64), so that a failed case can be repeated.

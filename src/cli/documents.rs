@@ -13,9 +13,9 @@ use isthmus_admin::{
     time_metrics,
 };
 use isthmus_api::connection::FIELDS;
+use isthmus_decisions::omitted::OmissionReason;
 use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
-use isthmus_snapshot::omitted::OmissionReason;
 use isthmus_telemetry::{control, process};
 
 /// Returns the page of reasons and problems up to its section of faults, whose tables `tests/e2e/one_word.rs` writes.

@@ -22,8 +22,8 @@ use isthmus_model::place::ClusterId;
 use isthmus_net::dial;
 use isthmus_net::lookup::{Cause, Lookup};
 use isthmus_net::unix::UnixSocket;
+use isthmus_settings::export_tls::TlsSource;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::export_tls::TlsSource;
 use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::Resolved;
 

@@ -25,16 +25,17 @@ use isthmus_model::endpoint::Endpoint;
 use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::name::HostName;
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
+use isthmus_registry::listing::Listing;
+use isthmus_registry::shard::Shard;
+use isthmus_settings::export_tls::{ExportTls, TlsSource};
+use isthmus_settings::peer as policy;
+use isthmus_settings::policy::Policy;
+use isthmus_settings::scope::RegistryScope;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::all;
-use isthmus_snapshot::export_tls::{ExportTls, TlsSource};
 use isthmus_snapshot::inputs::Inputs;
-use isthmus_snapshot::listing::Listing;
-use isthmus_snapshot::peer as policy;
-use isthmus_snapshot::policy::{Policy, RegistryScope};
 use isthmus_snapshot::routes::Resolved;
 use isthmus_snapshot::service_view::ServiceView;
-use isthmus_snapshot::shard::Shard;
 
 /// The text below the options.
 pub(super) const EXAMPLES: &str = "Examples:

@@ -10,7 +10,7 @@ use isthmus_model::address::Bind;
 use isthmus_model::address::Host;
 use isthmus_model::service::ServiceKey;
 use isthmus_net::own::{host_addresses, reached_by, reaches};
-use isthmus_snapshot::listing::Listing;
+use isthmus_registry::listing::Listing;
 
 /// An address that the gateway listens on.
 pub(super) struct Opened {

@@ -18,8 +18,11 @@ use isthmus_model::name::{HostName, NAME_BYTES_MAX};
 use isthmus_model::place::ClusterId;
 use isthmus_model::service::ServiceKey;
 use isthmus_peer::addresses::takes_links;
-use isthmus_snapshot::listing::Listing;
-use isthmus_snapshot::policy::{Limits, Mesh, Node, Policy, RouteTarget, ServiceTuning, Timeouts, Tuning};
+use isthmus_registry::listing::Listing;
+use isthmus_settings::limits::{Limits, Timeouts};
+use isthmus_settings::policy::{Mesh, Node, Policy};
+use isthmus_settings::route::RouteTarget;
+use isthmus_settings::tuning::{ServiceTuning, Tuning};
 
 use super::file::Files;
 use super::listeners::Listeners;

@@ -15,8 +15,8 @@ use isthmus_document::problem::Problems;
 use isthmus_document::table::{AnyKey, Kind, Object, Presence};
 use isthmus_document::tree::{self, Node};
 use isthmus_peer::options::LinkOptions;
-use isthmus_snapshot::policy::LocalityMode;
-use isthmus_snapshot::steering::Steering;
+use isthmus_settings::steering::Steering;
+use isthmus_settings::tuning::LocalityMode;
 use isthmus_snapshot::virtual_addresses::Ranges;
 
 use super::Config;

@@ -6,7 +6,7 @@ use isthmus_document::nearest::nearest;
 use isthmus_document::problem::{InvalidValue, Path, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_model::place::ClusterId;
-use isthmus_snapshot::policy::{ExportRule, ExportScope, MarkCondition};
+use isthmus_settings::export::{ExportRule, ExportScope, MarkCondition};
 
 use super::listeners::Listeners;
 use super::table as keys;

@@ -7,7 +7,9 @@ use isthmus_document::problem::{Path, Position, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_model::identity::{Identity, TrustDomain};
-use isthmus_snapshot::policy::{HboneLimits, Listener, Mesh, Node};
+use isthmus_settings::limits::HboneLimits;
+use isthmus_settings::listener::Listener;
+use isthmus_settings::policy::{Mesh, Node};
 use isthmus_tls::roots::PeerTrust;
 use isthmus_tls::source::{IstioCa, Istiod, Options, Source, TrustFile};
 

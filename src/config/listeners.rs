@@ -12,7 +12,7 @@ use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
 use isthmus_document::tree::Node;
 use isthmus_model::address::Bind;
-use isthmus_snapshot::policy::{
+use isthmus_settings::listener::{
     HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol, RefusalMode,
 };
 

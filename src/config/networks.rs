@@ -9,7 +9,7 @@ use isthmus_document::problem::{Path, Position, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::tree::Node;
 use isthmus_model::place::Network;
-use isthmus_snapshot::policy::{Gateway, NetworkPolicy};
+use isthmus_settings::network::{Gateway, NetworkPolicy};
 
 use super::table::Root;
 use super::table::mesh as keys;

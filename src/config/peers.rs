@@ -15,11 +15,14 @@ use isthmus_model::identity::TrustDomain;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_peer::enrolled::{Dialling, EnrolledLink, GatewayAddress};
 use isthmus_peer::options::{DIAL_MAX, LinkOptions, Stored};
-use isthmus_snapshot::export_tls::TlsSource;
-use isthmus_snapshot::peer::{
+use isthmus_settings::export_tls::TlsSource;
+use isthmus_settings::listener::Listener;
+use isthmus_settings::network::NetworkPolicy;
+use isthmus_settings::peer::{
     IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
 };
-use isthmus_snapshot::policy::{AddressScope, Listener, Mesh, NetworkPolicy, RegistryScope};
+use isthmus_settings::policy::Mesh;
+use isthmus_settings::scope::{AddressScope, RegistryScope};
 use isthmus_tls::roots::PeerTrust;
 use isthmus_tls::source::TrustFile;
 

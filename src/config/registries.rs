@@ -18,11 +18,13 @@ use isthmus_document::table::AnyKey;
 use isthmus_document::tree::Node;
 use isthmus_model::address::Scheme;
 use isthmus_model::place::{ClusterId, Network};
-use isthmus_snapshot::export_tls::TlsSource;
-use isthmus_snapshot::peer::is_place_of_peer;
-use isthmus_snapshot::policy::{
-    self, AddressScope, ExportRule, MarkCondition, Mesh, RefusalMode, RegistryScope,
-};
+use isthmus_settings::export::{ExportRule, MarkCondition};
+use isthmus_settings::export_tls::TlsSource;
+use isthmus_settings::listener::RefusalMode;
+use isthmus_settings::peer::is_place_of_peer;
+use isthmus_settings::policy;
+use isthmus_settings::policy::Mesh;
+use isthmus_settings::scope::{AddressScope, RegistryScope};
 use isthmus_tls::client::{CertificateFiles, Files};
 use isthmus_tls::source::Istiod;
 

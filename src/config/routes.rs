@@ -12,7 +12,8 @@ use isthmus_document::table::AnyKey;
 use isthmus_document::tree::{Key, Node, Value, shortened};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Weight;
-use isthmus_snapshot::policy::{Conditions, Route, RouteEndpoint, RouteName, RouteTarget, Tuning};
+use isthmus_settings::route::{Conditions, Route, RouteEndpoint, RouteName, RouteTarget};
+use isthmus_settings::tuning::Tuning;
 
 use super::addresses::{Own, own_fault};
 use super::listeners::Listeners;

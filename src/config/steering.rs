@@ -9,8 +9,8 @@ use isthmus_document::problem::{InvalidValue, Path, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::tree;
 use isthmus_model::place::Network;
-use isthmus_snapshot::policy::Policy;
-use isthmus_snapshot::steering::{ServiceSteering, Steering, SteeringMode};
+use isthmus_settings::policy::Policy;
+use isthmus_settings::steering::{ServiceSteering, Steering, SteeringMode};
 
 use super::table::Root;
 use super::table::mesh::Network as NetworkKeys;

@@ -11,8 +11,9 @@ use isthmus_document::tree;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::limits::{self, MemoryLimit};
 use isthmus_model::name::HostName;
-use isthmus_snapshot::export_tls::ExportTls;
-use isthmus_snapshot::policy::{self, HelloLimits, ListenerProtocol, ProxyMode, RefusalMode};
+use isthmus_settings::export_tls::ExportTls;
+use isthmus_settings::limits as settings;
+use isthmus_settings::listener::{HelloLimits, ListenerProtocol, ProxyMode, RefusalMode};
 
 pub(super) mod dns;
 pub(super) mod identity;
@@ -236,7 +237,7 @@ keys! {
     /// Limits on simultaneous connections.
     pub(super) Limits "limits" {
         /// Simultaneous connections. The file descriptor limit of the process may lower this value.
-        CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> = policy::Limits::default().connections;
+        CONNECTIONS "connections": form::Integer<usize, 1, 10_000_000> = settings::Limits::default().connections;
         /// Simultaneous connections whose hello has not arrived completely. Each worker may have an equal part of them; above it, the
         /// worker closes a connection of the source that has most there.
         PENDING_HELLOS "pendingHellos": form::Integer<usize, 1, 10_000_000>
@@ -290,15 +291,15 @@ keys! {
     pub(super) Timeouts "timeouts" {
         /// Time that an endpoint may take to accept a connection, unless a route, a policy or `defaults` sets
         /// `connectTimeout`.
-        CONNECT "connect": form::Timeout = policy::Timeouts::default().connect;
+        CONNECT "connect": form::Timeout = settings::Timeouts::default().connect;
         /// Deadline for starting another connection attempt, counted from the first attempt.
-        CONNECT_TOTAL "connectTotal": form::Timeout = policy::Timeouts::default().connect_total;
+        CONNECT_TOTAL "connectTotal": form::Timeout = settings::Timeouts::default().connect_total;
         /// A connection without a byte in either direction is closed after this time; `0s`: never. This time and the next two are
         /// checked once a second, so connections end up to about two seconds later.
-        IDLE "idle": form::TimeoutOrZero = policy::Timeouts::default().idle;
+        IDLE "idle": form::TimeoutOrZero = settings::Timeouts::default().idle;
         /// A half-closed connection is closed after this time without a byte in the open direction; `0s`: never. On
         /// an SNI listener the time is at most 30s while the endpoint has not sent a byte.
-        HALF_CLOSE "halfClose": form::TimeoutOrZero = policy::Timeouts::default().half_close;
+        HALF_CLOSE "halfClose": form::TimeoutOrZero = settings::Timeouts::default().half_close;
         /// A connection or stream is reset if bytes wait for a peer that is alive but has read nothing for this
         /// time; `0s`: never. A connection that `bytesPerSecond` slows is not reset for this. Independently of this key, a peer that
         /// does not answer at all is detected within two minutes, and the kernel memory of all connections with bytes that wait for
@@ -308,7 +309,7 @@ keys! {
         /// that the sender keeps the bytes. Above the limit, the largest
         /// connection whose peer has read nothing for a minute is reset, and then the next, until the rest is within the limit.
         /// Connections of at most 256KiB, or their equal share of the limit if that is less, are not reset for this.
-        STALLED "stalled": form::TimeoutOrZero = policy::Timeouts::default().stalled;
+        STALLED "stalled": form::TimeoutOrZero = settings::Timeouts::default().stalled;
     }
 
     /// Timing of a graceful stop.

@@ -9,7 +9,8 @@ use super::*;
 use isthmus_document::problem::Path as KeyPath;
 use isthmus_model::endpoint::Weight;
 use isthmus_model::limits::MemoryLimit;
-use isthmus_snapshot::policy::{LoadBalancing, LocalityMode, RouteName, RouteTarget};
+use isthmus_settings::route::{RouteName, RouteTarget};
+use isthmus_settings::tuning::{LoadBalancing, LocalityMode};
 use isthmus_telemetry::access_log::{Format, Sink};
 
 mod aggregation;

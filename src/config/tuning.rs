@@ -7,7 +7,8 @@ use std::sync::Arc;
 use isthmus_document::problem::{Path, Position, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_model::name::NamePattern;
-use isthmus_snapshot::policy::{Ejection, HealthCheck, ServiceTuning, Timeouts, Tuning};
+use isthmus_settings::limits::Timeouts;
+use isthmus_settings::tuning::{Ejection, HealthCheck, ServiceTuning, Tuning};
 
 use super::steering;
 use super::table::Root;

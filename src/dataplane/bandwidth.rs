@@ -14,8 +14,8 @@ use super::entry::Entry;
 use super::shares::Shares;
 use isthmus_net::admission::Holder;
 use isthmus_net::admission::bandwidth::{Bandwidths, Owner};
+use isthmus_settings::policy::Policy;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::policy::Policy;
 
 /// Returns the limit of an owner in bytes per second.
 fn limit_of(policy: &Policy, owner: &Owner) -> Option<u64> {

@@ -22,6 +22,7 @@ use super::peek::Replay;
 use super::permits::Refused;
 use super::upstreams::{Failure, InFlight, Verdict};
 use isthmus_balance::{Ask, FULL};
+use isthmus_decisions::decision::Admission;
 use isthmus_model::alert::Description;
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::place::ClusterId;
@@ -31,9 +32,8 @@ use isthmus_net::socket::{
     UNSENT_MAX, acknowledge_with_data, begin_to_connect, bound_unsent, dial_reason, is_out_of_descriptors,
     keep_alive, relay_socket,
 };
+use isthmus_settings::tuning::Tuning;
 use isthmus_snapshot::candidates::{Candidate, Candidates};
-use isthmus_snapshot::decision::Admission;
-use isthmus_snapshot::policy::Tuning;
 use isthmus_telemetry::local::RelayPath;
 
 /// The largest number of endpoints that are tried for one connection.

@@ -14,13 +14,13 @@ use super::peek::{Peeked, Replay, peek};
 use super::permits::Refused;
 use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
+use isthmus_decisions::admit::{admit_proxy, admit_source};
 use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::socket::reset_on_close;
-use isthmus_snapshot::admit::{admit_proxy, admit_source};
-use isthmus_snapshot::policy::{Listener, ProxyProtocol};
+use isthmus_settings::listener::{Listener, ProxyProtocol};
 
 /// How a connection ended, as its client sees it.
 enum Ending {

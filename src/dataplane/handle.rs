@@ -38,7 +38,7 @@ use isthmus_net::handed::HandedOver;
 use isthmus_net::listen::Listening;
 use isthmus_net::memory::{Judgement, Measured, set_budget};
 use isthmus_net::own::OwnAddresses;
-use isthmus_snapshot::policy::Limits;
+use isthmus_settings::limits::Limits;
 use isthmus_telemetry::Telemetry;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;

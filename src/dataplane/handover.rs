@@ -28,13 +28,13 @@ use super::relay::{self, Direction, resume};
 use super::retire;
 use super::shared::Parked;
 use super::upstreams::InFlight;
+use isthmus_decisions::decision::Permit;
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionProtocol;
 use isthmus_net::socket::spread_keep_alive;
+use isthmus_settings::export_tls::ExportTls;
 use isthmus_snapshot::candidates::EndpointKey;
-use isthmus_snapshot::decision::Permit;
-use isthmus_snapshot::export_tls::ExportTls;
 use isthmus_upgrade::record::{self, Record};
 
 /// The number of times that the tasks of connections run before those that have not stopped are left for later.

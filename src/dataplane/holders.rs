@@ -22,7 +22,7 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 use hashbrown::HashMap;
 
 use isthmus_net::memory::{Judgement, Level};
-use isthmus_snapshot::policy::HboneLimits;
+use isthmus_settings::limits::HboneLimits;
 
 /// The number of bytes by which a worker's count may differ from what the shared counter has of it.
 pub(crate) const STEP: usize = 64 << 10;

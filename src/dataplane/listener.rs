@@ -27,7 +27,8 @@ use isthmus_model::record::{ConnectionProtocol, ConnectionRecord};
 use isthmus_net::admission::Holder;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::socket::is_out_of_descriptors;
-use isthmus_snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol, admits};
+use isthmus_settings::listener::{Listener, ListenerProtocol, ProxyProtocol};
+use isthmus_settings::scope::admits;
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_telemetry::local::ListenerCounts;
 

@@ -13,7 +13,7 @@ use isthmus_net::admission::peers::{PeerLimit, Peers, Seat};
 use isthmus_net::admission::refusals::{FullLimit, Refusals};
 use isthmus_net::admission::services::{Handles, Place, Services};
 use isthmus_net::admission::{Admission, Holder, Limit, Released, Verdict};
-use isthmus_snapshot::peer::PeerLimits;
+use isthmus_settings::peer::PeerLimits;
 
 /// The counts of all workers under the limits.
 pub(crate) struct Limits {

@@ -5,12 +5,12 @@ use std::rc::Rc;
 use super::bandwidth;
 use super::core::{AT_ONCE, Core, admit_caller};
 use super::entry::Entry;
+use isthmus_decisions::admit::readmit;
+use isthmus_decisions::decision::{AdmissionRequest, Requested};
 use isthmus_model::authority::Authority;
 use isthmus_model::reason::Reason;
 use isthmus_model::service::CallerKind;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::admit::readmit;
-use isthmus_snapshot::decision::{AdmissionRequest, Requested};
 
 /// Ends the connections that the config file or the trust bundle does not admit any more; connections of removed listeners
 /// drain. The other connections are counted for their services and peers, because the file may have added a limit.

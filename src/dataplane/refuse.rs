@@ -12,7 +12,7 @@ use tokio::net::TcpStream;
 use super::core::Core;
 use isthmus_model::alert::Alert;
 use isthmus_net::socket::reset_on_close;
-use isthmus_snapshot::policy::RefusalMode;
+use isthmus_settings::listener::RefusalMode;
 
 /// The largest number of bytes that are discarded.
 const DISCARDED_MAX: usize = 64 * 1024;

@@ -22,7 +22,7 @@ use isthmus_net::admission::Holder;
 use isthmus_net::handed::HandedOver;
 use isthmus_net::memory::Judgement;
 use isthmus_net::own::OwnAddresses;
-use isthmus_snapshot::policy::Listener;
+use isthmus_settings::listener::Listener;
 use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::local::Local;
 use isthmus_tls::context::NodeContext;

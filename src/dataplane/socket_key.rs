@@ -4,7 +4,7 @@ use std::fmt;
 use std::sync::Arc;
 
 use isthmus_model::address::Bind;
-use isthmus_snapshot::policy::Listener;
+use isthmus_settings::listener::Listener;
 
 /// The sockets of a listener.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]

@@ -11,7 +11,7 @@ use std::time::Duration;
 
 use isthmus_model::reason::Reason;
 use isthmus_net::diag::TcpState;
-use isthmus_snapshot::policy::Timeouts;
+use isthmus_settings::limits::Timeouts;
 use isthmus_upgrade::record;
 
 /// The number of ticks without moved bytes after which a connection is examined.

@@ -12,7 +12,7 @@ use super::hbone::held;
 use super::retire;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionProtocol;
-use isthmus_snapshot::policy::Timeouts;
+use isthmus_settings::limits::Timeouts;
 
 /// The time for which a half-closed connection may continue if its endpoint has not sent a byte.
 const UNANSWERED: Duration = Duration::from_secs(30);

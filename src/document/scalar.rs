@@ -12,7 +12,7 @@ use isthmus_model::limits::MemoryLimit;
 use isthmus_model::name::{HostName, NameError, NamePattern, PatternError};
 use isthmus_model::place::Locality;
 use isthmus_model::time::parse_rfc3339;
-use isthmus_snapshot::policy::RouteName;
+use isthmus_settings::route::RouteName;
 
 use super::problem::InvalidValue;
 

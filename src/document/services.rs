@@ -12,7 +12,7 @@ use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, O
 use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{Service, ServiceKey, ServicePort, Waypoint};
-use isthmus_snapshot::listing::Listing;
+use isthmus_registry::listing::Listing;
 
 use super::form::{self, Form};
 use super::intern::Interner;

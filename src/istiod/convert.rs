@@ -20,8 +20,8 @@ use isthmus_proto::istio::workload::{
     AppProtocol, GatewayAddress, IpFamilies, NetworkAddress, NetworkMode, PortList, Service, TunnelProtocol,
     Workload, WorkloadStatus, WorkloadType,
 };
-use isthmus_snapshot::change::{GatewayKey, RegistryGateway};
-use isthmus_snapshot::policy::Gateway;
+use isthmus_registry::change::{GatewayKey, RegistryGateway};
+use isthmus_settings::network::Gateway;
 
 /// The beginning of the uid with which istiod marks the workload of a network's gateway; the network, the address and the port
 /// follow, with slashes between them.

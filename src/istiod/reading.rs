@@ -18,7 +18,7 @@ use isthmus_proto::istio::security::Authorization;
 use isthmus_proto::istio::workload as wds;
 use isthmus_proto::istio::workload::Visibility;
 use isthmus_proto::istio::workload::address::Type;
-use isthmus_snapshot::change::{Change, Item, Mark, MarkKey, MarkKind};
+use isthmus_registry::change::{Change, Item, Mark, MarkKey, MarkKind};
 use isthmus_wire::outline::{self, fields_of};
 
 mod waypoints;

@@ -17,7 +17,7 @@ use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_aggregator::spec::istiod::IstiodSpec;
 use isthmus_files::reading::Readings;
 use isthmus_proto::envoy::service::discovery::v3::DeltaDiscoveryResponse;
-use isthmus_snapshot::change::{Change, Report};
+use isthmus_registry::change::{Change, Report};
 use isthmus_tasks::background::{self, Failed};
 use isthmus_tasks::scope::Scope;
 

@@ -39,8 +39,8 @@ use super::kinds::{DirtyGatewayApi, Tables};
 use super::table::ObjectKey;
 use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
 use isthmus_model::address::Host;
-use isthmus_snapshot::change::{Change, Item, Key};
-use isthmus_snapshot::gateway_api::{GatewayListener, GatewayPlaces, Place, PlaceProtocol};
+use isthmus_registry::change::{Change, Item, Key};
+use isthmus_registry::gateway_api::{GatewayListener, GatewayPlaces, Place, PlaceProtocol};
 
 /// The features that the GatewayClass lists, in order of their names.
 const FEATURES: &[&str] = &["Gateway", "ListenerSet", "ReferenceGrant", "TCPRoute", "TLSRoute"];

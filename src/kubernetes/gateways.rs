@@ -11,13 +11,13 @@ use super::kinds::node::NodeRecord;
 use super::kinds::service::{Entrance, PortRecord, ServiceRecord};
 use super::kinds::{NETWORK_LABEL, Tables};
 use super::table::ObjectKey;
+use isthmus_decisions::view::Tunnel;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{HBONE_PORT, Health, Labels, Weight};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Locality, Network};
-use isthmus_snapshot::change::{GatewayKey, RegistryGateway};
-use isthmus_snapshot::policy::Gateway;
-use isthmus_snapshot::view::Tunnel;
+use isthmus_registry::change::{GatewayKey, RegistryGateway};
+use isthmus_settings::network::Gateway;
 
 /// The largest number of gateways of one cluster; further ones are left out, and reported.
 const GATEWAYS_MAX: usize = 1_000;

@@ -30,7 +30,7 @@ use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::place::ClusterId;
 use isthmus_model::service::Withheld;
-use isthmus_snapshot::change::{Change, Ignored, Item, Key, RegistryGateway};
+use isthmus_registry::change::{Change, Ignored, Item, Key, RegistryGateway};
 
 /// The objects of a cluster, and the items of the registry that were made from them.
 pub(super) struct Index {
@@ -338,7 +338,7 @@ mod tests {
     use crate::testing::spec_of;
     use isthmus_aggregator::spec::kubernetes::{GatewayApiSpec, Knows, LeaseSpec};
     use isthmus_model::place::Network;
-    use isthmus_snapshot::change::MarkKind;
+    use isthmus_registry::change::MarkKind;
 
     /// Returns an index whose watches of services and namespaces are in these states.
     fn index(services: What, namespaces: What) -> Index {

@@ -26,7 +26,7 @@ use isthmus_files::reading::Readings;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::place::ClusterId;
 use isthmus_net::channel::cut;
-use isthmus_snapshot::change::{Change, Report};
+use isthmus_registry::change::{Change, Report};
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::Stop;
@@ -596,7 +596,7 @@ mod tests {
     use isthmus_aggregator::registry::Epoch;
     use isthmus_aggregator::spec::RegistryKind;
     use isthmus_model::place::Network;
-    use isthmus_snapshot::policy::RegistryScope;
+    use isthmus_settings::scope::RegistryScope;
 
     const KINDS: [Kind; 2] = [Kind::Service, Kind::Namespace];
 

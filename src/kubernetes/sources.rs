@@ -192,7 +192,7 @@ mod tests {
     use super::*;
     use isthmus_aggregator::spec::kubernetes::ClusterSource;
     use isthmus_model::place::Network;
-    use isthmus_snapshot::policy::RegistryScope;
+    use isthmus_settings::scope::RegistryScope;
 
     #[test]
     fn a_finder_that_has_ended_does_not_hide_the_changes_of_the_others() {

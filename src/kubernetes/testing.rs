@@ -12,7 +12,7 @@ use isthmus_aggregator::spec::kubernetes::{
     GATEWAY_CONTROLLER, GatewayApiSpec, Knows, KubernetesSpec, LeaseSpec, NamespaceChoice,
 };
 use isthmus_model::address::Host;
-use isthmus_snapshot::change::Change;
+use isthmus_registry::change::Change;
 
 /// The objects that every cluster has, a JSON text each: the class, the namespaces, and a Service in two of them.
 const OBJECTS: [&str; 6] = [

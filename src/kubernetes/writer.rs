@@ -12,7 +12,7 @@ use super::lease::{Lease, RENEW_EVERY};
 use super::writing::{Duty, Writing};
 use isthmus_aggregator::spec::kubernetes::LeaseSpec;
 use isthmus_model::place::ClusterId;
-use isthmus_snapshot::change::Report;
+use isthmus_registry::change::Report;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::{Stop, Stopped};
 

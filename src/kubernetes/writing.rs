@@ -9,7 +9,7 @@ use tokio::time::Instant;
 
 use super::client::Fault;
 use super::lease::RENEW_EVERY;
-use isthmus_snapshot::change::Report;
+use isthmus_registry::change::Report;
 
 /// The pause after the API server has refused the Lease or an object, so that a right that is not granted costs little. A right that
 /// is granted later is used after at most this time.

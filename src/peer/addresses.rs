@@ -4,8 +4,8 @@ use std::net::SocketAddr;
 
 use super::enrolled::GatewayAddress;
 use isthmus_net::own::OwnAddresses;
+use isthmus_settings::listener::Listener;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::policy::Listener;
 
 /// Returns true if peers can open links and redeem tokens at a listener.
 pub fn takes_links(listener: &Listener) -> bool {

@@ -10,9 +10,9 @@ use super::record::{own_networks, ways};
 use isthmus_aggregator::reported::Report;
 use isthmus_model::place::Network;
 use isthmus_proto::isthmus::peer::v1 as proto;
+use isthmus_settings::peer::{Peer, is_network_of};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::inputs::MeasuredBy;
-use isthmus_snapshot::peer::{Peer, is_network_of};
 
 /// The largest number of distances of one message; the receiver ignores further ones.
 const DISTANCES_MAX: usize = 64;
@@ -87,9 +87,9 @@ mod tests {
 
     use super::*;
     use isthmus_model::place::ClusterId;
+    use isthmus_settings::network::NetworkPolicy;
+    use isthmus_settings::peer::PeerLimits;
     use isthmus_snapshot::inputs::{Probes, RoundTrip};
-    use isthmus_snapshot::peer::PeerLimits;
-    use isthmus_snapshot::policy::NetworkPolicy;
     use isthmus_snapshot::testing::{Mesh, gateway, network};
 
     fn peer() -> Peer {

@@ -50,7 +50,7 @@ use isthmus_net::handed::HandedOver;
 use isthmus_net::incoming::Guarded;
 use isthmus_net::metered::Metered;
 use isthmus_proto::isthmus::peer::v1 as proto;
-use isthmus_snapshot::peer::{ENROL_PROTOCOL, PeerIdentity};
+use isthmus_settings::peer::{ENROL_PROTOCOL, PeerIdentity};
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_telemetry::control::{Control, EnrolmentResult};

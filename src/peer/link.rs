@@ -20,7 +20,7 @@ use isthmus_model::identity::TrustDomain;
 use isthmus_model::link::LinkKey;
 use isthmus_net::own::OwnAddresses;
 use isthmus_proto::isthmus::peer::v1 as proto;
-use isthmus_snapshot::peer::Peer;
+use isthmus_settings::peer::Peer;
 use isthmus_tasks::latest::Latest;
 use isthmus_tasks::scope::Scope;
 use isthmus_tls::context::NodeContext;

@@ -26,7 +26,7 @@ use isthmus_net::door::{Door, Limits, Seat};
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::incoming::Guarded;
 use isthmus_net::own::OwnAddresses;
-use isthmus_snapshot::peer::LINK_PROTOCOL;
+use isthmus_settings::peer::LINK_PROTOCOL;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_telemetry::Telemetry;

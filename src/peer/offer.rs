@@ -15,8 +15,8 @@ use super::record;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::set_hash::{ItemHash, SetHash};
 use isthmus_proto::isthmus::peer::v1 as proto;
+use isthmus_settings::peer::Peer;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::peer::Peer;
 use isthmus_world::{Reader, Since};
 
 /// The largest encoded size of the items of one message, in bytes.

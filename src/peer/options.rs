@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use super::enrolled::GatewayAddress;
 use isthmus_model::identity::TrustDomain;
-use isthmus_snapshot::peer::Peer;
-use isthmus_snapshot::policy::AddressScope;
+use isthmus_settings::peer::Peer;
+use isthmus_settings::scope::AddressScope;
 
 /// The largest number of addresses of one peer to which this gateway connects.
 pub const DIAL_MAX: usize = 16;

@@ -9,12 +9,12 @@ use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{PortProtocol, Waypoint};
 use isthmus_proto::isthmus::peer::v1 as proto;
+use isthmus_settings::export_tls::AskedBy;
+use isthmus_settings::peer::{Peer, is_place_of_peer};
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::export_tls::AskedBy;
 use isthmus_snapshot::exported::Exported;
 use isthmus_snapshot::exports::Offer;
 use isthmus_snapshot::networks::{NetworkEntry, NetworkTable};
-use isthmus_snapshot::peer::{Peer, is_place_of_peer};
 use isthmus_snapshot::port_endpoint::PortEndpoint;
 use isthmus_snapshot::service_view::ServiceView;
 

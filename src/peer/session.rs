@@ -27,7 +27,7 @@ use isthmus_model::name::NamePattern;
 use isthmus_net::own::OwnAddresses;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_proto::isthmus::peer::v1::message::Kind;
-use isthmus_snapshot::peer::{IMPORT_PATTERNS_MAX, Peer};
+use isthmus_settings::peer::{IMPORT_PATTERNS_MAX, Peer};
 use isthmus_tasks::latest::Latest;
 use isthmus_telemetry::clock::steady_seconds;
 use isthmus_tls::roots::RootStore;

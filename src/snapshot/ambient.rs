@@ -3,10 +3,10 @@
 use std::sync::Arc;
 
 use super::Snapshot;
-use super::bucket_map::BucketMap;
-use super::shard::{Origin, Shard, Standing};
 use isthmus_model::ambient::{ClusterFacts, Workload};
 use isthmus_model::place::{ClusterId, Network};
+use isthmus_registry::bucket_map::BucketMap;
+use isthmus_registry::shard::{Origin, Shard, Standing};
 
 /// The workloads and policies of one registry.
 #[derive(Clone, Debug)]
@@ -26,8 +26,8 @@ impl RegistryAmbient {
         having
             .map(|shard| Self {
                 origin: shard.origin.clone(),
-                workloads: shard.workloads.clone(),
-                cluster: shard.cluster.clone(),
+                workloads: shard.workloads().clone(),
+                cluster: shard.cluster().cloned(),
             })
             .collect()
     }

@@ -6,21 +6,21 @@ use std::sync::Arc;
 
 use super::Snapshot;
 use super::ambient::RegistryAmbient;
-use super::change::Dirty;
 use super::delta::Delta;
 use super::drains::{ActiveDrain, Drains};
 use super::exported::PeerNames;
 use super::exports::ExportIndex;
 use super::gateway_table::GatewayTable;
 use super::inputs::Inputs;
-use super::name_index::NameMap;
 use super::networks::{GatewayDrains, NetworkTable};
 use super::owners::AddressIndex;
-use super::peer::Peer;
 use super::routes::RouteTable;
 use super::service_view::{ServiceView, Site};
 use isthmus_model::name::HostName;
 use isthmus_model::place::{Locality, Network};
+use isthmus_registry::change::Dirty;
+use isthmus_registry::name_index::NameMap;
+use isthmus_settings::peer::Peer;
 
 /// For each network, the services with an endpoint on it.
 pub(super) type ServicesBehind = std::collections::BTreeMap<Network, NameMap<()>>;
@@ -313,6 +313,3 @@ fn reenter(addresses: &mut AddressIndex, old: Option<&ServiceView>, new: Option<
         after.difference(&before).for_each(|address| addresses.insert(*address, &new.key.hostname));
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -5,10 +5,10 @@ use std::num::NonZero;
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::policy::Tuning;
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health, Weight};
 pub use isthmus_model::place::{ClusterId, Distance, Locality};
+use isthmus_settings::tuning::{LocalityMode, Tuning};
 
 /// The key of an endpoint's run-time state; two subsets of one service port share the state.
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -127,7 +127,7 @@ pub struct Level {
 impl Candidates {
     /// Sorts endpoints into levels and sums up their weights.
     pub fn new(group: Arc<str>, tuning: Arc<Tuning>, mut endpoints: Vec<Candidate>) -> Self {
-        if tuning.locality == super::policy::LocalityMode::Ignore {
+        if tuning.locality == LocalityMode::Ignore {
             for endpoint in &mut endpoints {
                 endpoint.distance = Distance::Elsewhere;
             }
@@ -246,8 +246,8 @@ fn left_of(endpoints: &[Candidate]) -> f64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::LocalityMode;
     use crate::testing::{candidate, candidates};
+    use isthmus_settings::tuning::LocalityMode;
 
     #[test]
     fn weights_are_summed_by_level() {

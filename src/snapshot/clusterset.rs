@@ -1,10 +1,10 @@
 //! Conflicts between clusters that export one service to their cluster set (KEP-1645). Where the exports differ, the oldest
 //! ServiceExport applies. Each of the ServiceExports gets the condition `Conflict`, which describes the difference.
 
-use super::change::{Export, ExportedPort};
 use isthmus_model::endpoint::Labels;
 use isthmus_model::place::ClusterId;
 use isthmus_model::service::ServicePort;
+use isthmus_registry::change::{Export, ExportedPort};
 
 /// The domain of the names under which a service is known in all clusters that export it.
 pub const DOMAIN: &str = "clusterset.local";

@@ -5,11 +5,11 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use super::Snapshot;
-use super::change::{Export, ExportedPort};
 use super::clusterset::{DOMAIN, exported_ports};
 use super::service_view::{Part, ServiceView};
 use isthmus_model::endpoint::{Endpoint, Health};
 use isthmus_model::place::{ClusterId, Network};
+use isthmus_registry::change::{Export, ExportedPort};
 
 /// A service of the cluster set, merged from the clusters that export it.
 #[derive(Clone, Debug)]

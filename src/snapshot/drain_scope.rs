@@ -10,12 +10,12 @@ use super::networks::NetworkTable;
 use super::port_endpoint::network_of;
 use super::routes::{Resolved, addresses};
 use super::service_view::ServiceView;
-use super::shard::Origin;
 use isthmus_model::address::canonical_ip;
 use isthmus_model::drain::{DrainTarget, PARTS};
 use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT};
 use isthmus_model::record::ConnectionRecord;
 use isthmus_model::service::Service;
+use isthmus_registry::shard::Origin;
 
 /// A service as one registry gives it, and what is known of its endpoints' places.
 #[derive(Clone, Copy)]

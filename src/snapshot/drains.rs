@@ -10,12 +10,13 @@ use std::sync::Arc;
 
 use serde::{Deserialize, Serialize};
 
-use super::policy::{Gateway, Policy};
-use super::shard::Shard;
 use isthmus_model::address::{Host, canonical_ip};
 use isthmus_model::drain::{Drain, DrainTarget, PARTS};
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
+use isthmus_registry::shard::Shard;
+use isthmus_settings::network::Gateway;
+use isthmus_settings::policy::Policy;
 
 /// The drains in force, in order of source.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
@@ -193,9 +194,9 @@ mod tests {
     use std::time::Duration;
 
     use super::*;
-    use crate::change::{Dirty, Item, RegistryDrain};
     use crate::testing;
     use isthmus_model::drain::STEP;
+    use isthmus_registry::change::{Dirty, Item, RegistryDrain};
 
     const NOW: u64 = 1_000_000;
 

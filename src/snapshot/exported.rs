@@ -9,12 +9,12 @@ use std::sync::Arc;
 
 use super::Snapshot;
 use super::delta::Delta;
-use super::export_tls::Guard;
 use super::owners::OwnerMap;
-use super::peer::{Peer, PeerExport};
 use super::service_view::ServiceView;
 use isthmus_model::identity::Identity;
 use isthmus_model::name::{HostName, NameError};
+use isthmus_settings::export_tls::Guard;
+use isthmus_settings::peer::{Peer, PeerExport};
 
 /// The largest number of problems that are listed for one peer; further problems are only counted.
 const PROBLEMS_SHOWN: usize = 10;
@@ -105,7 +105,7 @@ impl PeerNames {
         }
         for table in &mut self.tables {
             let claim = |named: Option<(_, _, _)>| {
-                named.and_then(|(host, namespace, guard)| table.peer.claim(host, namespace, guard))
+                named.and_then(|(host, namespace, guard)| Claim::new(&table.peer, host, namespace, guard))
             };
             let (before, after) = (claim(before), claim(after));
             if before.is_none() && after.is_none() {
@@ -139,33 +139,10 @@ struct Claim<'a> {
     name: Result<HostName, NameError>,
 }
 
-impl Peer {
-    /// Returns the name that the peer's rules give a service of this mesh; `None` if no rule offers the service.
-    fn claim<'a>(
-        &self,
-        service: &'a HostName,
-        namespace: &str,
-        guard: Option<Guard<'_>>,
-    ) -> Option<Claim<'a>> {
-        let rule = self.export_of(service, guard)?;
-        Some(Claim { service, name: rule.exported_name(service, namespace) })
-    }
-
-    /// Returns true if the source addresses of this peer's SNI callers contain the address.
-    pub fn has_source(&self, source: IpAddr) -> bool {
-        self.from.iter().any(|block| block.contains(&source))
-    }
-
-    /// Returns true if the rules offer the peer this service under this name.
-    pub(super) fn offers(
-        &self,
-        service: &HostName,
-        namespace: &str,
-        guard: Option<Guard<'_>>,
-        name: &str,
-    ) -> bool {
-        let claim = self.claim(service, namespace, guard);
-        claim.is_some_and(|claim| claim.name.is_ok_and(|given| given.as_str() == name))
+impl<'a> Claim<'a> {
+    /// Returns the claim that the rules of a peer make for a service of this mesh; `None` if no rule offers the service.
+    fn new(peer: &Peer, service: &'a HostName, namespace: &str, guard: Option<Guard<'_>>) -> Option<Self> {
+        Some(Self { service, name: peer.offered_name(service, namespace, guard)? })
     }
 }
 
@@ -214,17 +191,17 @@ impl fmt::Display for PeerTable {
 
 impl<'a> PeersOf<'a> {
     /// Returns true if the caller belongs to no peer.
-    pub(super) fn is_ours(self) -> bool {
+    pub fn is_ours(self) -> bool {
         self.peers().next().is_none()
     }
 
     /// Returns the caller's peers, in the order of the config file.
-    pub(super) fn peers(self) -> impl Iterator<Item = &'a Arc<Peer>> {
+    pub fn peers(self) -> impl Iterator<Item = &'a Arc<Peer>> {
         self.tables().map(|table| &table.peer)
     }
 
     /// Returns the first of the caller's peers that knows a service under this name, the service, and the rule that exports it.
-    pub(super) fn knowing(
+    pub fn knowing(
         self,
         snapshot: &'a Snapshot,
         name: &str,
@@ -236,7 +213,7 @@ impl<'a> PeersOf<'a> {
     }
 
     /// Returns all peers that know a service under this name, including peers that the caller does not belong to.
-    pub(super) fn all_knowing(self, name: &str) -> impl Iterator<Item = &'a Arc<Peer>> {
+    pub fn all_knowing(self, name: &str) -> impl Iterator<Item = &'a Arc<Peer>> {
         let tables = self.names.tables.iter();
         tables.filter(move |table| table.names.get(name).next().is_some()).map(|table| &table.peer)
     }
@@ -284,7 +261,7 @@ impl Snapshot {
             .flat_map(|name| [held.service(name.as_str()), self.service(name.as_str())]);
         let ours = views.flatten().filter(|view| view.import.is_none());
         let names = ours.filter_map(|view| {
-            table.peer.claim(&view.key.hostname, &view.namespace, view.guard())?.name.ok()
+            Claim::new(&table.peer, &view.key.hostname, &view.namespace, view.guard())?.name.ok()
         });
         Some(names.collect())
     }
@@ -314,6 +291,3 @@ impl Snapshot {
         all
     }
 }
-
-#[cfg(test)]
-mod tests;

@@ -4,16 +4,17 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::change::{Mark, MarkKind};
-use super::export_tls::{AskedBy, ExportTls, Guard};
-use super::name_index::PatternMap;
-use super::policy::{ExportRule, MarkCondition, admits, has_listener};
 use super::port_endpoint::PortEndpoint;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::{Identity, IdentityPattern};
 use isthmus_model::name::NamePattern;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
+use isthmus_registry::change::{Mark, MarkKind};
+use isthmus_registry::name_index::PatternMap;
+use isthmus_settings::export::{ExportRule, MarkCondition};
+use isthmus_settings::export_tls::{AskedBy, ExportTls, Guard};
+use isthmus_settings::scope::admits;
 
 /// The export rules, with an index by name pattern.
 #[derive(Clone, Debug, Default)]
@@ -136,7 +137,7 @@ impl ExportIndex {
     /// Returns the rules that apply to a service port, in the order of the file. `marked` is the service in each cluster. A rule is
     /// limited to the clusters that do not hide the service, that have the mark which the rule requires, and whose guard the rule names; without such a cluster it does not apply.
     pub fn applying(&self, name: &str, port: u16, marked: &[Marked<'_>]) -> Vec<Arc<ExportRule>> {
-        self.covering(name, port).into_iter().filter_map(|rule| rule.narrowed(name, marked)).collect()
+        self.covering(name, port).into_iter().filter_map(|rule| narrowed(rule, name, marked)).collect()
     }
 
     /// Returns the rules that cover a service port but do not apply, because each cluster lacks the mark that they require, hides
@@ -162,59 +163,33 @@ pub(super) fn is_hidden(marks: &[Mark]) -> bool {
     marks.iter().any(|mark| mark.kind == MarkKind::Hidden)
 }
 
-impl MarkCondition {
-    /// Returns true if one of the marks satisfies the condition.
-    pub fn is_met_by(&self, marks: &[Mark]) -> bool {
-        let has = |mark: &Mark, kind, wanted: &Labels| mark.kind == kind && mark.labels.has_all(wanted);
-        marks.iter().any(|mark| match self {
-            Self::ServiceExport => mark.kind == MarkKind::ServiceExport,
-            Self::Labels(wanted) => has(mark, MarkKind::Service, wanted),
-            Self::NamespaceLabels(wanted) => has(mark, MarkKind::Namespace, wanted),
-        })
-    }
+/// Returns true if one of the marks satisfies the condition.
+pub fn is_met_by(condition: &MarkCondition, marks: &[Mark]) -> bool {
+    let has = |mark: &Mark, kind, wanted: &Labels| mark.kind == kind && mark.labels.has_all(wanted);
+    marks.iter().any(|mark| match condition {
+        MarkCondition::ServiceExport => mark.kind == MarkKind::ServiceExport,
+        MarkCondition::Labels(wanted) => has(mark, MarkKind::Service, wanted),
+        MarkCondition::NamespaceLabels(wanted) => has(mark, MarkKind::Namespace, wanted),
+    })
 }
 
-impl ExportRule {
-    /// Limits the rule to those of its clusters that do not hide the service, in which the service has the mark that the rule
-    /// requires, and whose guard the rule names; `None` if there is no such cluster. Returns a rule that
-    /// requires no mark unchanged if no cluster hides or guards the service.
-    fn narrowed(self: Arc<Self>, hostname: &str, marked: &[Marked<'_>]) -> Option<Arc<Self>> {
-        let is_shut = |one: &Marked<'_>| {
-            is_hidden(one.marks) || one.guard.is_some_and(|guard| !guard.is_named(&self.services, hostname))
-        };
-        if self.marked.is_none() && !marked.iter().any(is_shut) {
-            return Some(self);
-        }
-        let covers = |cluster: &ClusterId| self.clusters.is_empty() || self.clusters.contains(cluster);
-        let is_met = |marks: &[Mark]| self.marked.as_ref().is_none_or(|condition| condition.is_met_by(marks));
-        let offered = marked.iter().filter(|one| !is_shut(one) && is_met(one.marks));
-        let mut clusters: Vec<ClusterId> = offered.map(|one| one.cluster.clone()).collect();
-        clusters.retain(covers);
-        clusters.sort_unstable();
-        clusters.dedup();
-        (!clusters.is_empty()).then(|| Arc::new(Self { clusters, ..(*self).clone() }))
+/// Limits a rule to those of its clusters that do not hide the service, in which the service has the mark that the rule
+/// requires, and whose guard the rule names; `None` if there is no such cluster. Returns a rule that
+/// requires no mark unchanged if no cluster hides or guards the service.
+fn narrowed(rule: Arc<ExportRule>, hostname: &str, marked: &[Marked<'_>]) -> Option<Arc<ExportRule>> {
+    let is_shut = |one: &Marked<'_>| {
+        is_hidden(one.marks) || one.guard.is_some_and(|guard| !guard.is_named(&rule.services, hostname))
+    };
+    if rule.marked.is_none() && !marked.iter().any(is_shut) {
+        return Some(rule);
     }
-
-    /// Returns the endpoints that the rule offers where nobody has written their TLS modes.
-    pub fn tls(&self) -> ExportTls {
-        self.tls.unwrap_or_default()
-    }
-
-    /// Returns true if the rule speaks of endpoints of the cluster.
-    pub fn has_cluster(&self, cluster: &ClusterId) -> bool {
-        self.clusters.is_empty() || self.clusters.contains(cluster)
-    }
-
-    /// Returns true if the rule leads the callers that it admits to an endpoint by this kind of name.
-    pub fn offers(&self, endpoint: &PortEndpoint<'_>, asked: AskedBy) -> bool {
-        self.has_cluster(&endpoint.origin.cluster)
-            && (self.tls() == ExportTls::Own || !endpoint.needs_own(asked))
-    }
-
-    /// Returns true if the rule applies on the listener.
-    pub fn on_listener(&self, listener: &str) -> bool {
-        has_listener(&self.listeners, listener)
-    }
+    let is_met = |marks: &[Mark]| rule.marked.as_ref().is_none_or(|condition| is_met_by(condition, marks));
+    let offered = marked.iter().filter(|one| !is_shut(one) && is_met(one.marks));
+    let mut clusters: Vec<ClusterId> = offered.map(|one| one.cluster.clone()).collect();
+    clusters.retain(|cluster| rule.has_cluster(cluster));
+    clusters.sort_unstable();
+    clusters.dedup();
+    (!clusters.is_empty()).then(|| Arc::new(ExportRule { clusters, ..(*rule).clone() }))
 }
 
 /// The caller to which export rules are applied.
@@ -282,10 +257,10 @@ fn add(clusters: &mut Option<Vec<ClusterId>>, rule: &ExportRule) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::change::MarkKey;
-    use crate::policy::ExportScope;
     use crate::testing::host_name;
     use isthmus_model::service::ServiceKey;
+    use isthmus_registry::change::MarkKey;
+    use isthmus_settings::export::ExportScope;
 
     fn rule(services: &[&str]) -> ExportRule {
         ExportRule {

@@ -10,16 +10,18 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::bucket_map::BucketMap;
-use super::change::Dirty;
-use super::gateway_api::{
-    BackendPort, Claim, GatewayListener, GatewayPlaces, GatewayRoute, ListenerKey, Place, PlaceProtocol,
-};
-use super::name_index::PatternMap;
-use super::policy::{Listener, ListenerProtocol, Route, RouteName, RouteTarget};
 use super::routes::RouteEntry;
-use super::shard::Shard;
 use isthmus_model::name::NamePattern;
+use isthmus_registry::bucket_map::BucketMap;
+use isthmus_registry::change::Dirty;
+use isthmus_registry::gateway_api::{
+    Claim, GatewayListener, GatewayPlaces, GatewayRoute, ListenerKey, Place, PlaceProtocol,
+};
+use isthmus_registry::name_index::PatternMap;
+use isthmus_registry::shard::Shard;
+use isthmus_settings::backend::BackendPort;
+use isthmus_settings::listener::{Listener, ListenerProtocol};
+use isthmus_settings::route::{Route, RouteName, RouteTarget};
 
 /// The Gateways and routes of all registries.
 #[derive(Clone, Debug, Default)]
@@ -299,6 +301,3 @@ fn entry_of(route: &GatewayRoute) -> Arc<RouteEntry> {
     let route = Route { name: route.object.clone(), ..Route::new(key, to) };
     Arc::new(RouteEntry { route: Arc::new(route), candidates: None })
 }
-
-#[cfg(test)]
-mod tests;

@@ -6,13 +6,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use super::drains::Drains;
-use super::policy::Policy;
 use super::recent::RecentIdentities;
 use super::routes::Resolved;
-use super::shard::Shard;
 use super::trust_roots::TrustRoots;
 use super::virtual_addresses::VirtualAddresses;
 use isthmus_model::place::Network;
+use isthmus_registry::shard::Shard;
+use isthmus_settings::policy::Policy;
 
 /// The results of this replica's probes of gateways.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -1,88 +1,67 @@
-//! The world as one immutable value, and the pure functions over it.
+//! The world as one immutable value.
 //!
 //! A [`Snapshot`] is the operator's policy, the merged services of all registries, and tables that make
-//! admission a few hash look-ups. [`build`] makes it; nothing in it changes afterwards.
+//! admission a few hash look-ups. [`build`] makes it from [`inputs`]; nothing in it changes afterwards. The crate `decisions` has the
+//! functions over it.
 //!
-//! - Inputs: [`policy`], [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`change`] and [`shard`] (the items of a registry), together the [`inputs`].
-//! - Used by admission: [`admit`] (its request and answer: [`decision`]), [`routes`], [`exports`] (and [`export_tls`]), [`exported`], [`name_index`], [`owners`], [`candidates`],
-//!   [`gateway_api`] and [`gateway_table`] (Gateways and routes of the Gateway API), `listener_routes`.
-//! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
-//!   its arithmetic only, [`steering`] the division among networks), [`networks`], [`dialled`]. For ztunnels alone: [`ambient`].
-//! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`clusterset_service`], [`peer`],
-//!   [`trust_roots`]. [`listing`]: the
-//!   services of one document.
-//! - Addresses of imported services: [`virtual_addresses`].
-//! - Changes: [`delta`]; explanations: [`omitted`], [`near`], [`unread`], [`missing`].
-//! - [`bucket_map`]: tables that are copied on write. `testing`, `random`: meshes for tests.
+//! - Tables of admission: [`routes`] ([`listener_routes`]: those of one listener), [`exports`], [`exported`], [`owners`], [`candidates`], [`gateway_table`] (the Gateway API).
+//! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`clusterset_service`],
+//!   [`networks`], [`trust_roots`]; for ztunnels alone: [`ambient`].
+//! - [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`unread`] (registries), [`virtual_addresses`] of imported services.
+//! - Changes: [`delta`]. `testing`: meshes for tests.
 
-pub mod admit;
 pub mod ambient;
-pub mod bucket_map;
 pub mod build;
 pub mod candidates;
-pub mod change;
 pub mod clusterset;
 pub mod clusterset_service;
-pub mod decision;
 pub mod delta;
-pub mod dialled;
 pub mod drain_scope;
 pub mod drains;
-pub mod export_tls;
 pub mod exported;
 pub mod exports;
-pub mod gateway_api;
 pub mod gateway_table;
 pub mod inputs;
-mod listener_routes;
-pub mod listing;
-pub mod missing;
-pub mod name_index;
-pub mod near;
+pub mod listener_routes;
 pub mod networks;
-pub mod omitted;
 pub mod owners;
-pub mod peer;
-pub mod policy;
 pub mod port_endpoint;
 pub mod recent;
 pub mod routes;
 pub mod service_view;
-pub mod shard;
-pub mod steering;
 pub mod trust_roots;
 pub mod unread;
-pub mod view;
 pub mod virtual_addresses;
-pub mod weights;
 
-#[cfg(test)]
-mod random;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;
 
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use ambient::RegistryAmbient;
 use build::ServicesBehind;
 use candidates::service_of;
 use drains::{ActiveDrain, DrainSource, Drains};
-use exported::PeerNames;
+use exported::{PeerNames, PeersOf};
 use exports::ExportIndex;
 use gateway_table::GatewayTable;
-use name_index::NameMap;
 use networks::NetworkTable;
 use owners::AddressIndex;
-use policy::{Listener, Policy, RouteTarget, Tuning};
 use recent::RecentIdentities;
 use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
 use trust_roots::TrustRoots;
 use unread::Unread;
 
+use isthmus_model::identity::Identity;
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
+use isthmus_registry::name_index::NameMap;
+use isthmus_settings::listener::Listener;
+use isthmus_settings::policy::Policy;
+use isthmus_settings::route::RouteTarget;
+use isthmus_settings::tuning::Tuning;
 
 /// The state of the mesh at one time: policy, services, networks and peers.
 #[derive(Clone, Debug)]
@@ -195,6 +174,16 @@ impl Snapshot {
     /// Returns true if a drain of gateways concerns a gateway at one of the addresses and ports for which `is_own` is true.
     pub fn is_gateway_drained(&self, drain: &ActiveDrain, is_own: impl Fn(SocketAddr) -> bool) -> bool {
         self.networks.sockets_of(drain).any(is_own)
+    }
+
+    /// Returns the peers to which a caller belongs, by its source address and its verified identity.
+    pub fn peers_of(&self, source: Option<IpAddr>, identity: Option<&Identity>) -> PeersOf<'_> {
+        self.peer_names.of_caller(source, identity)
+    }
+
+    /// Returns the services that have the address, in order of host name. There are none if no listener accepts HBONE.
+    pub fn services_of_address(&self, address: &IpAddr) -> impl Iterator<Item = &HostName> {
+        self.addresses.get(address)
     }
 
     /// Returns the operator's routes.

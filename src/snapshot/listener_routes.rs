@@ -8,7 +8,7 @@ use isthmus_model::name::NamePattern;
 
 /// The routes that apply on a listener: its own, and those that all listeners share. For an equal key they apply in this order.
 #[derive(Clone, Copy, Debug)]
-pub(super) struct ListenerRoutes<'a> {
+pub struct ListenerRoutes<'a> {
     own: Option<&'a Scope>,
     common: &'a Scope,
     listener: &'a str,
@@ -16,23 +16,23 @@ pub(super) struct ListenerRoutes<'a> {
 
 impl<'a> ListenerRoutes<'a> {
     /// Returns the routes of a listener.
-    pub(super) fn new(routes: &'a RouteTable, listener: &'a str) -> Self {
+    pub fn new(routes: &'a RouteTable, listener: &'a str) -> Self {
         let (own, common) = routes.scopes(listener);
         Self { own, common, listener }
     }
 
     /// Returns the route whose key is this name.
-    pub(super) fn exact(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
+    pub fn exact(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
         self.first(|scope| scope.by_name.exact(name))
     }
 
     /// Returns the route whose key is this name, and which applies only on other listeners.
-    pub(super) fn elsewhere(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
+    pub fn elsewhere(&self, name: &str) -> Option<&'a Arc<RouteEntry>> {
         self.common.by_name.exact(name).filter(|entry| !entry.route.on_listener(self.listener))
     }
 
     /// Returns the wildcard route with the longest suffix that matches a name; `"*"` is the shortest.
-    pub(super) fn wildcard(&self, name: &'a str) -> Option<&'a Arc<RouteEntry>> {
+    pub fn wildcard(&self, name: &'a str) -> Option<&'a Arc<RouteEntry>> {
         let longest = |scope: &'a Scope| {
             let mut all = scope.by_name.suffixes(name).chain(scope.by_name.any());
             all.find(|entry| entry.route.on_listener(self.listener))
@@ -46,7 +46,7 @@ impl<'a> ListenerRoutes<'a> {
     }
 
     /// Returns true if a wildcard route that matches a name lists this listener.
-    pub(super) fn lists_wildcard(&self, name: &'a str) -> bool {
+    pub fn lists_wildcard(&self, name: &'a str) -> bool {
         let mut all = self.common.by_name.suffixes(name).chain(self.common.by_name.any());
         all.any(|entry| {
             !entry.route.conditions.listeners.is_empty() && entry.route.on_listener(self.listener)
@@ -54,12 +54,12 @@ impl<'a> ListenerRoutes<'a> {
     }
 
     /// Returns the route `"-"`, for hellos without SNI.
-    pub(super) fn no_sni(&self) -> Option<&'a Arc<RouteEntry>> {
+    pub fn no_sni(&self) -> Option<&'a Arc<RouteEntry>> {
         self.first(|scope| scope.no_sni.as_ref())
     }
 
     /// Returns the route of connections from which no hello is read: the listener's `target` or `fallback`.
-    pub(super) fn raw(&self) -> Option<&'a Arc<RouteEntry>> {
+    pub fn raw(&self) -> Option<&'a Arc<RouteEntry>> {
         self.first(|scope| scope.raw.as_ref())
     }
 

@@ -11,13 +11,13 @@ use prefix_trie::PrefixMap;
 
 use super::drains::{ActiveDrain, Drains};
 use super::inputs::{Inputs, Probes, RoundTrips};
-use super::policy::{Access, Gateway, GatewayProbes, NetworkPolicy};
 use super::routes::addresses;
-use super::shard::Standing;
-use super::steering::Cost;
 use isthmus_model::address::embedded_ip;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{Locality, Network};
+use isthmus_registry::shard::Standing;
+use isthmus_settings::network::{Access, Gateway, GatewayProbes, NetworkPolicy};
+use isthmus_settings::steering::Cost;
 
 /// All networks that the config or a registry names.
 #[derive(Clone, Debug, Default)]
@@ -25,7 +25,8 @@ pub struct NetworkTable {
     by_name: BTreeMap<Network, Arc<NetworkEntry>>,
     /// Addresses and ports of the gateways of the node's own network.
     own_gateways: BTreeSet<SocketAddr>,
-    pub(super) probes: Arc<Probes>,
+    /// The results of probes at the time of the build.
+    pub probes: Arc<Probes>,
     blocks: Arc<Blocks>,
 }
 

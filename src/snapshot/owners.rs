@@ -5,8 +5,8 @@ use std::collections::BTreeSet;
 use std::hash::Hash;
 use std::net::IpAddr;
 
-use super::bucket_map::BucketMap;
 use isthmus_model::name::HostName;
+use isthmus_registry::bucket_map::BucketMap;
 
 /// The services by address: by each virtual address, and by the address of each endpoint on this network.
 ///
@@ -80,7 +80,7 @@ impl<K: Clone + Eq + Hash + Ord> OwnerMap<K> {
     }
 
     /// Returns all entries in order of key.
-    #[cfg(test)]
+    #[cfg(any(test, feature = "testing"))]
     pub(super) fn sorted(&self) -> Vec<(K, Vec<HostName>)> {
         let all = self.owners.sorted().into_iter();
         all.map(|(key, _)| (key.clone(), self.get(key).cloned().collect())).collect()

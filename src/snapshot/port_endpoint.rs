@@ -3,16 +3,17 @@
 use std::borrow::Cow;
 use std::net::IpAddr;
 
-use super::export_tls::{AskedBy, TlsSource};
 use super::networks::NetworkTable;
-use super::policy::Node;
 use super::routes::{Resolved, addresses};
-use super::shard::{Origin, Standing};
 use isthmus_model::address::Host;
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Labels, MeshTlsOff, TlsMode};
 use isthmus_model::place::Network;
 use isthmus_model::service::{Service, ServicePort};
+use isthmus_registry::shard::{Origin, Standing};
+use isthmus_settings::export::ExportRule;
+use isthmus_settings::export_tls::{AskedBy, ExportTls, TlsSource};
+use isthmus_settings::policy::Node;
 
 /// An endpoint of one service port.
 #[derive(Clone, Copy, Debug)]
@@ -60,7 +61,7 @@ impl<'a> PortEndpoint<'a> {
     }
 
     /// Returns the endpoint as callers have it that ask for a subset, which may have its own rule for the mesh's mutual TLS.
-    pub(super) fn in_subset(self, subset: &str) -> Self {
+    pub fn in_subset(self, subset: &str) -> Self {
         let template = &self.endpoint.template;
         match template.mesh_tls {
             None => self,
@@ -72,6 +73,11 @@ impl<'a> PortEndpoint<'a> {
         }
     }
 
+    /// Returns true if a rule leads the callers that it admits to the endpoint by this kind of name.
+    pub fn is_offered_by(&self, rule: &ExportRule, asked: AskedBy) -> bool {
+        rule.has_cluster(&self.origin.cluster) && (rule.tls() == ExportTls::Own || !self.needs_own(asked))
+    }
+
     /// Returns true if the registry is live and reports the endpoint as healthy, and the endpoint has an address. An endpoint
     /// that is reached only through gateways needs no address.
     pub(super) fn is_live_and_ready(&self, resolved: &Resolved) -> bool {
@@ -81,7 +87,7 @@ impl<'a> PortEndpoint<'a> {
     }
 
     /// Returns true if the endpoint has the labels that a subset selects.
-    pub(super) fn has(&self, wanted: &Labels) -> bool {
+    pub fn has(&self, wanted: &Labels) -> bool {
         has_labels(self.endpoint, self.network, self.origin, wanted)
     }
 

@@ -8,10 +8,10 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::shard::Shard;
 use isthmus_model::endpoint::Endpoint;
 use isthmus_model::identity::Identity;
 use isthmus_model::name::HostName;
+use isthmus_registry::shard::Shard;
 
 /// The services whose identities have changed.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]

@@ -5,14 +5,15 @@ use std::net::{IpAddr, SocketAddr};
 use std::ops::{Deref, DerefMut};
 use std::sync::Arc;
 
-use super::bucket_map::BucketMap;
 use super::candidates::{Candidate, Candidates, EndpointKey};
-use super::name_index::{NameMap, PatternMap};
-use super::policy::{Node, Policy, Route, RouteEndpoint, RouteName, RouteTarget};
 use isthmus_model::address::{Host, SrvTarget};
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health, Weight};
 use isthmus_model::name::{HostName, NamePattern};
+use isthmus_registry::bucket_map::BucketMap;
+use isthmus_registry::name_index::{NameMap, PatternMap};
+use isthmus_settings::policy::{Node, Policy};
+use isthmus_settings::route::{Route, RouteEndpoint, RouteName, RouteTarget};
 
 /// The results of the last look-ups: the addresses of host names, as which this value can be used, and the targets of names of SRV
 /// records.
@@ -293,8 +294,8 @@ pub fn addresses<'a>(host: &'a Host, resolved: &'a Resolved) -> &'a [IpAddr] {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::policy::Conditions;
     use crate::testing::{host_name, pattern, policy};
+    use isthmus_settings::route::Conditions;
 
     #[test]
     fn every_route_is_found_by_its_name_alone() {

@@ -13,17 +13,13 @@ use self::own_network::{candidate, subset_candidates};
 use self::waypoint::WaypointView;
 use super::Snapshot;
 use super::candidates::{Candidate, Candidates};
-use super::change::Mark;
 use super::clusterset::{ExportConflict, Exported, conflict};
-use super::export_tls::{AskedBy, ExportTls, TlsSource};
 use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, is_among};
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
-use super::policy::{ExportRule, Tuning};
 use super::port_endpoint::{PortEndpoint, has_labels, is_own_network, network_of, on_own_network};
 use super::recent::{Recent, identities_of};
 use super::routes::Resolved;
-use super::shard::{Origin, Shard, Standing};
 use isthmus_model::address::Host;
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Labels, TlsMode};
@@ -31,6 +27,11 @@ use isthmus_model::identity::Identity;
 use isthmus_model::import::Import;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
+use isthmus_registry::change::Mark;
+use isthmus_registry::shard::{Origin, Shard, Standing};
+use isthmus_settings::export::ExportRule;
+use isthmus_settings::export_tls::{AskedBy, ExportTls, TlsSource};
+use isthmus_settings::tuning::Tuning;
 
 /// The inputs for merging one service: the shards and the networks' gateways.
 #[derive(Clone, Copy, Debug)]
@@ -293,7 +294,7 @@ impl ServiceView {
     pub fn is_offered(&self, networks: &NetworkTable) -> bool {
         let ports = || self.ports.iter().filter(|port| !port.rules.is_empty());
         let offers = |port: &PortView, found: &PortEndpoint<'_>| {
-            let by = |asked| port.rules.iter().any(|rule| rule.offers(found, asked));
+            let by = |asked| port.rules.iter().any(|rule| found.is_offered_by(rule, asked));
             by(AskedBy::MeshName) || by(AskedBy::Authority)
         };
         let mut has_endpoints = false;
@@ -468,7 +469,7 @@ impl ServiceView {
     /// Returns all endpoints of the registries that have a port of this name or number, including endpoints that are not used
     /// because their registry is demoted or expired. The flag is true if the registry's port has the same number, protocol and
     /// name as `port`.
-    pub(super) fn all_endpoints_of<'a>(
+    pub fn all_endpoints_of<'a>(
         &'a self,
         port: &'a PortView,
         networks: &'a NetworkTable,
@@ -548,22 +549,6 @@ impl ServiceView {
             conflicts,
             denied_addresses,
         })
-    }
-}
-
-impl super::policy::ServiceTuning {
-    /// Returns the tuning of a service: the whole tuning of the most specific pattern that matches.
-    pub fn of(&self, hostname: &str) -> &Arc<Tuning> {
-        let specificity = |pattern: &isthmus_model::name::NamePattern| match pattern {
-            isthmus_model::name::NamePattern::Exact(_) => usize::MAX,
-            isthmus_model::name::NamePattern::Suffix(suffix) => suffix.as_str().len(),
-            isthmus_model::name::NamePattern::Any => 0,
-        };
-        self.policies
-            .iter()
-            .filter(|(pattern, _)| pattern.matches(hostname))
-            .max_by_key(|(pattern, _)| specificity(pattern))
-            .map_or(&self.default, |(_, tuning)| tuning)
     }
 }
 

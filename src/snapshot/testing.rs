@@ -11,18 +11,8 @@ use super::Snapshot;
 use super::build::all;
 pub use super::candidates::{Candidate, Candidates, Distance, EndpointKey};
 use super::drains::{ActiveDrain, DrainSource, Drains};
-use super::export_tls::TlsSource;
 use super::inputs::{Inputs, Probes};
-use super::listing::Listing;
-use super::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
-use super::policy::{
-    Access, ExportRule, ExportScope, Gateway, GatewayProbes, HboneLimits, Limits, Listener, ListenerProtocol,
-    LocalityMode, Mesh as MeshNames, NetworkPolicy, Node, Policy, RegistryScope, Route, ServiceTuning,
-    Timeouts, Tuning,
-};
 use super::routes::Resolved;
-use super::shard::Shard;
-use super::steering::Steering;
 use super::trust_roots::TrustRoots;
 use isthmus_model::address::{Bind, Host};
 use isthmus_model::drain::{Drain, DrainTarget, STEP};
@@ -32,6 +22,19 @@ use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies}
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
+use isthmus_registry::listing::Listing;
+use isthmus_registry::shard::Shard;
+use isthmus_settings::export::{ExportRule, ExportScope};
+use isthmus_settings::export_tls::TlsSource;
+use isthmus_settings::limits::{HboneLimits, Limits, Timeouts};
+use isthmus_settings::listener::{Listener, ListenerProtocol};
+use isthmus_settings::network::{Access, Gateway, GatewayProbes, NetworkPolicy};
+use isthmus_settings::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
+use isthmus_settings::policy::{Mesh as MeshNames, Node, Policy};
+use isthmus_settings::route::Route;
+use isthmus_settings::scope::RegistryScope;
+use isthmus_settings::steering::Steering;
+use isthmus_settings::tuning::{LocalityMode, ServiceTuning, Tuning};
 
 /// The networks of these meshes, beside those that services name. The config may not name all of them.
 pub const NETWORKS: [&str; 5] = ["", "n1", "n2", "n3", "n4"];
@@ -300,4 +303,16 @@ pub fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
         imports: Vec::new(),
         limits: PeerLimits::default(),
     }
+}
+
+/// Returns the services by network and by address, in order, which readers see only by key.
+pub fn indexes(snapshot: &Snapshot) -> String {
+    let behind: Vec<_> = snapshot
+        .behind
+        .iter()
+        .map(|(network, services)| {
+            (network, services.sorted().into_iter().map(|(name, ())| name).collect::<Vec<_>>())
+        })
+        .collect();
+    format!("{behind:?}\n{:?}", snapshot.addresses.sorted())
 }

@@ -4,8 +4,8 @@
 
 use std::sync::Arc;
 
-use super::name_index::NameMap;
 use isthmus_model::name::{HostName, NamePattern};
+use isthmus_registry::name_index::NameMap;
 
 /// The registries that have not been read, and the services that other registries have changed meanwhile.
 #[derive(Clone, Debug, Default)]

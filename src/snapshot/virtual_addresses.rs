@@ -19,10 +19,10 @@ use hashbrown::HashMap;
 use ipnet::{IpNet, Ipv4Net, Ipv6Net};
 use twox_hash::XxHash3_64;
 
-use super::name_index::NameMap;
-use super::shard::Shard;
 use isthmus_model::import::Import;
 use isthmus_model::name::HostName;
+use isthmus_registry::name_index::NameMap;
+use isthmus_registry::shard::Shard;
 
 /// The time for which the address of a removed service stays reserved for it.
 pub const KEPT: Duration = Duration::from_secs(24 * 3600);

@@ -8,8 +8,8 @@ use tokio::sync::watch;
 use tokio::time::sleep;
 use tonic::Status;
 
+use isthmus_decisions::view::Viewer;
 use isthmus_model::place::ClusterId;
-use isthmus_snapshot::view::Viewer;
 use isthmus_tasks::scope::Scope;
 use isthmus_world::{Reader, Since};
 

@@ -4,10 +4,10 @@ use std::sync::Arc;
 
 use isthmus_ads::incoming::Caller;
 use isthmus_ads::node::{ClientRule, Denied, NodeFault, NodeInfo, metadata_text};
+use isthmus_decisions::view::{Tunnel, Viewer};
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::view::{Tunnel, Viewer};
 
 use super::render::node_key;
 use super::tokens::Owner;

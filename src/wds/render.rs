@@ -12,6 +12,7 @@ use std::sync::Arc;
 use isthmus_ads::kind::ResourceKind;
 use isthmus_ads::resource::Resource;
 use isthmus_ads::ztunnel::Kind;
+use isthmus_decisions::view::{Entry, EntryKind, Viewer, capacities, view};
 use isthmus_model::address::canonical_ip;
 use isthmus_model::ambient::{Workload, WorkloadKind};
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health};
@@ -24,11 +25,10 @@ use isthmus_proto::istio::workload as proto;
 use isthmus_proto::istio::workload::address::Type;
 use isthmus_proto::istio::workload::gateway_address::Destination;
 use isthmus_proto::istio::workload::load_balancing as wds;
+use isthmus_settings::network::Gateway;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::policy::Gateway;
 use isthmus_snapshot::port_endpoint::PortEndpoint;
 use isthmus_snapshot::service_view::{Part, PortView, ServiceView};
-use isthmus_snapshot::view::{Entry, EntryKind, Viewer, capacities, view};
 
 mod waypoint;
 

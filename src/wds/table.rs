@@ -9,15 +9,15 @@ use std::sync::Arc;
 
 use isthmus_ads::kind::ResourceKind;
 use isthmus_ads::resource::Resource;
+use isthmus_decisions::view::Viewer;
 use isthmus_model::ambient::Workload;
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
+use isthmus_registry::bucket_map::BucketMap;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::ambient::RegistryAmbient;
-use isthmus_snapshot::bucket_map::BucketMap;
 use isthmus_snapshot::delta::Delta;
 use isthmus_snapshot::unread::Unread;
-use isthmus_snapshot::view::Viewer;
 use isthmus_world::Since;
 
 use super::render::{Made, Member, Neighbour, ServiceResources, neighbour, service, uid_of_address};

@@ -6,11 +6,11 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use isthmus_decisions::view::{EntryKind, Viewer, distance, view};
 use isthmus_model::place::Network;
+use isthmus_settings::limits::Timeouts;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::policy::Timeouts;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
-use isthmus_snapshot::view::{EntryKind, Viewer, distance, view};
 
 /// The values for clusters with gateways. They are few, so that a small change of a distance seldom changes clusters.
 const VALUES: [Duration; 3] = [Duration::from_secs(1), Duration::from_secs(2), Duration::from_secs(3)];
@@ -135,8 +135,10 @@ mod tests {
     use super::*;
     use isthmus_model::endpoint::Health;
     use isthmus_model::service::PortProtocol;
-    use isthmus_snapshot::policy::{NetworkPolicy, Policy, Tuning};
-    use isthmus_snapshot::steering::{ServiceSteering, SteeringMode};
+    use isthmus_settings::network::NetworkPolicy;
+    use isthmus_settings::policy::Policy;
+    use isthmus_settings::steering::{ServiceSteering, SteeringMode};
+    use isthmus_settings::tuning::Tuning;
     use isthmus_snapshot::testing::{Mesh, endpoint, gateway, network, port, service, shard, tuning};
 
     const S: Duration = Duration::from_secs(1);

@@ -49,10 +49,10 @@ use super::history::ClusterHistory;
 use super::kind::{Kind, Target};
 use super::render;
 use isthmus_ads::resource::Resource;
+use isthmus_decisions::view::Viewer;
 use isthmus_model::name::HostName;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::unread::Unread;
-use isthmus_snapshot::view::Viewer;
 use isthmus_tasks::throttle::LogThrottle;
 use isthmus_world::Reader;
 

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use isthmus_model::endpoint::TlsMode;
 use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_settings::peer::Peer;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::peer::Peer;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
 
 /// The identities of one service port, in all clusters.

@@ -15,6 +15,8 @@ use super::history::{ClusterHistory, Kept};
 use super::kind::{Kind, Target, cluster_name};
 use super::peers::{Peers, Roots};
 use isthmus_ads::resource::Resource;
+use isthmus_decisions::steering::{ENVOY_OVERPROVISIONING_PERCENT, overprovisioning_percent};
+use isthmus_decisions::view::{Assignment, ClientKind, Entry, Viewer, view};
 use isthmus_model::endpoint::{Health, TlsMode};
 use isthmus_model::import::Import;
 use isthmus_model::mesh_name::MeshName;
@@ -33,11 +35,9 @@ use isthmus_proto::envoy::extensions::upstreams::http::v3 as upstream;
 use isthmus_proto::envoy::r#type::matcher::v3 as matcher;
 use isthmus_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use isthmus_proto::envoy::r#type::v3::Percent;
+use isthmus_settings::tuning::Tuning;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::policy::Tuning;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
-use isthmus_snapshot::steering::{ENVOY_OVERPROVISIONING_PERCENT, overprovisioning_percent};
-use isthmus_snapshot::view::{Assignment, ClientKind, Entry, Viewer, view};
 
 /// The metadata namespace by which Envoy selects a transport socket for an endpoint, then the key and the value.
 const TRANSPORT_MATCH: &str = "envoy.transport_socket_match";

@@ -22,7 +22,7 @@ use isthmus_ads::budget::Account;
 use isthmus_ads::kind::ResourceKind;
 use isthmus_ads::protocol::{Overview, Protocol};
 use isthmus_ads::session::{Asked, Content, Flight, Next, Refusal, Resources};
-use isthmus_snapshot::view::Viewer;
+use isthmus_decisions::view::Viewer;
 
 mod delta;
 mod draft;

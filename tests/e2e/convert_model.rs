@@ -9,10 +9,10 @@ use std::sync::Arc;
 use isthmus::admin::explain::{ExplainRequest, explain};
 use isthmus::aggregator::offline;
 use isthmus::config;
+use isthmus::decisions::admit::admit_proxy;
 use isthmus::model::reason::Reason;
+use isthmus::settings::listener::ProxyProtocol;
 use isthmus::snapshot::Snapshot;
-use isthmus::snapshot::admit::admit_proxy;
-use isthmus::snapshot::policy::ProxyProtocol;
 use isthmus::snapshot::routes::Resolved;
 
 /// The number of configs of each program, each with [`CONNECTIONS`] connections; the variable sets another one.

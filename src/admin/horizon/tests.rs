@@ -6,7 +6,7 @@ use super::*;
 use crate::networks::{gateways, networks as networks_list};
 use isthmus_model::endpoint::{Endpoint, Labels};
 use isthmus_model::service::PortProtocol;
-use isthmus_snapshot::policy::Gateway;
+use isthmus_settings::network::Gateway;
 use isthmus_snapshot::testing::{Mesh, endpoint, gateway, network, place, port, service, shard};
 
 fn snapshot() -> Snapshot {

@@ -5,10 +5,10 @@ use std::collections::BTreeMap;
 use super::Problem;
 use super::code::Code;
 use isthmus_model::endpoint::TlsMode;
+use isthmus_settings::export_tls::{AskedBy, ExportTls, TlsSource};
+use isthmus_settings::peer::PeerExport;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::export_tls::{AskedBy, ExportTls, TlsSource};
 use isthmus_snapshot::exports::is_among;
-use isthmus_snapshot::peer::PeerExport;
 use isthmus_snapshot::port_endpoint::{PortEndpoint, on_own_network};
 use isthmus_snapshot::service_view::{PortView, ServiceView};
 
@@ -89,7 +89,7 @@ mod tests {
     use super::*;
     use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate};
     use isthmus_model::service::PortProtocol;
-    use isthmus_snapshot::policy::ExportRule;
+    use isthmus_settings::export::ExportRule;
     use isthmus_snapshot::testing::{Mesh, endpoint, inferred, port, rule, scoped, service, shard};
 
     fn text(is_inferred: bool, tls: Option<ExportTls>, names: &[&str]) -> Vec<String> {

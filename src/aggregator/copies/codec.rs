@@ -9,7 +9,7 @@ use twox_hash::XxHash3_64;
 
 use isthmus_document::intern::Interner;
 use isthmus_model::endpoint::Endpoint;
-use isthmus_snapshot::change::Item;
+use isthmus_registry::change::Item;
 
 const HEAD: &[u8] = b"isthmus registry copy 2\n";
 /// The longest line in bytes: a service with some millions of endpoints.
@@ -121,16 +121,16 @@ mod tests {
     use isthmus_model::ambient::{Workload, WorkloadKind, WorkloadNames};
     use isthmus_model::endpoint::{Encapsulation, Health, Labels, Weight};
     use isthmus_model::place::{ClusterId, Locality, Network};
-    use isthmus_snapshot::change::{
+    use isthmus_registry::change::{
         EndpointSet, EndpointSetKey, Export, ExportedPort, GatewayKey, Mark, MarkKey, MarkKind,
         RegistryGateway,
     };
-    use isthmus_snapshot::gateway_api::{
-        Backend, BackendPort, Claim, GatewayListener, GatewayPlaces, GatewayRoute, ListenerKey, Place,
-        PlaceProtocol,
+    use isthmus_registry::gateway_api::{
+        Claim, GatewayListener, GatewayPlaces, GatewayRoute, ListenerKey, Place, PlaceProtocol,
     };
-    use isthmus_snapshot::policy::RegistryScope;
-    use isthmus_snapshot::shard::Shard;
+    use isthmus_registry::shard::Shard;
+    use isthmus_settings::backend::{Backend, BackendPort};
+    use isthmus_settings::scope::RegistryScope;
 
     fn items() -> Vec<Item> {
         let text = "services:\n\

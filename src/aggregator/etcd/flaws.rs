@@ -4,7 +4,7 @@ use std::collections::{BTreeSet, HashSet};
 use std::hash::{BuildHasher, RandomState};
 use std::sync::Arc;
 
-use isthmus_snapshot::change::Change;
+use isthmus_registry::change::Change;
 
 /// The largest number of keys that are reported by name.
 const NAMED_MAX: usize = 100;

@@ -11,7 +11,7 @@ use isthmus_document::services::{KeptPositions, ServiceReader};
 use isthmus_model::service::Service;
 use isthmus_proto::mvccpb::event::EventType;
 use isthmus_proto::mvccpb::{Event, KeyValue};
-use isthmus_snapshot::change::{Change, Item, Key, RegistryDrain};
+use isthmus_registry::change::{Change, Item, Key, RegistryDrain};
 
 /// The largest value that is parsed, in bytes.
 pub const VALUE_BYTES_MAX: usize = 4 << 20;

@@ -30,7 +30,7 @@ use crate::spec::RegistrySpec;
 use crate::spec::etcd::EtcdSpec;
 use isthmus_proto::etcdserverpb::WatchResponse;
 use isthmus_proto::mvccpb::{Event, KeyValue};
-use isthmus_snapshot::change::Change;
+use isthmus_registry::change::Change;
 use isthmus_tasks::background::{self, Failed};
 use isthmus_tasks::scope::Scope;
 

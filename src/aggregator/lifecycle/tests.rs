@@ -11,7 +11,7 @@ use isthmus_document::services::read_registry;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{Service, ServiceKey};
-use isthmus_snapshot::policy::RegistryScope;
+use isthmus_settings::scope::RegistryScope;
 
 /// A registry and a time that the test advances.
 struct Scenario {
@@ -548,7 +548,7 @@ fn what_is_withheld_is_what_the_registry_said_last_also_after_a_failure() {
 /// Returns the registry of a peer that is demoted after 30 s without a link, and expires after 15 minutes.
 fn of_a_peer() -> Scenario {
     use crate::spec::peer::PeerSpec;
-    use isthmus_snapshot::peer::{Peer, PeerLimits};
+    use isthmus_settings::peer::{Peer, PeerLimits};
     let (from, exports, imports) = (Vec::new(), Vec::new(), Vec::new());
     let peer = Peer {
         name: "west".into(),

@@ -9,8 +9,8 @@ use crate::leases;
 use crate::options::Options;
 use crate::status::VirtualAddressStatus;
 use isthmus_model::name::HostName;
-use isthmus_snapshot::change::Dirty;
-use isthmus_snapshot::shard::Shard;
+use isthmus_registry::change::Dirty;
+use isthmus_registry::shard::Shard;
 use isthmus_snapshot::virtual_addresses::{VirtualAddresses, import_of};
 use isthmus_telemetry::clock::steady_seconds;
 

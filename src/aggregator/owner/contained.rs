@@ -3,7 +3,7 @@
 use std::any::Any;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 
-use isthmus_snapshot::change::Dirty;
+use isthmus_registry::change::Dirty;
 
 /// Calls `work`; if it panics, returns the text of the panic as the error. Then the caller must restore the state that `work`
 /// has changed in place.

@@ -9,9 +9,9 @@ use tokio::time::Instant;
 
 use isthmus_model::identity::Identity;
 use isthmus_model::name::HostName;
+use isthmus_registry::shard::Shard;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::recent::{Recent, RecentIdentities, declared};
-use isthmus_snapshot::shard::Shard;
 
 /// The time after which all clients know a new identity: this gateway's own hear of it within 0.1 s, those of other gateways when
 /// their registry has changed too.
@@ -136,9 +136,9 @@ mod tests {
     use super::*;
     use isthmus_model::endpoint::{Endpoint, EndpointTemplate};
     use isthmus_model::service::PortProtocol;
+    use isthmus_registry::change::{Change, Item};
+    use isthmus_settings::export_tls::AskedBy;
     use isthmus_snapshot::candidates::Role;
-    use isthmus_snapshot::change::{Change, Item};
-    use isthmus_snapshot::export_tls::AskedBy;
     use isthmus_snapshot::testing::{endpoint, port, service};
     use isthmus_tasks::scope::Scope;
     use isthmus_world::Reader;

@@ -10,10 +10,10 @@ use tokio::sync::watch;
 use isthmus_model::address::{Host, SrvTarget};
 use isthmus_model::name::HostName;
 use isthmus_net::lookup::{Cause, Doubt, LookedUp};
-use isthmus_snapshot::name_index::NameMap;
-use isthmus_snapshot::policy::Policy;
+use isthmus_registry::name_index::NameMap;
+use isthmus_registry::shard::Shard;
+use isthmus_settings::policy::Policy;
 use isthmus_snapshot::routes::{Resolved, RouteTable};
-use isthmus_snapshot::shard::Shard;
 use isthmus_upgrade::belief::{FORGET_AFTER, NameBelief, Present, TargetBelief};
 
 /// Host names and their addresses. A name that is not used any more is removed.

@@ -13,12 +13,12 @@ use super::contained::{self, PanicSite, contained};
 use crate::lifecycle::{Effect, Lifecycle};
 use crate::registry::Epoch;
 use crate::status::RegistryState;
+use isthmus_registry::change::Dirty;
+use isthmus_registry::shard::Shard;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build;
-use isthmus_snapshot::change::Dirty;
 use isthmus_snapshot::delta::Delta;
 use isthmus_snapshot::inputs::Inputs;
-use isthmus_snapshot::shard::Shard;
 
 /// The time after which the task of a registry whose changes caused a panic is restarted.
 const RESTART: Duration = Duration::from_secs(10);

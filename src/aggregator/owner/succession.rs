@@ -12,11 +12,11 @@ use super::{Followed, NotApplied, Owner, Sources, drain_time, own_shard};
 use crate::lifecycle::Lifecycle;
 use crate::resolver;
 use crate::spec::{RegistryKind, RegistrySpec};
+use isthmus_registry::change::Dirty;
+use isthmus_registry::shard::Shard;
 use isthmus_snapshot::build;
-use isthmus_snapshot::change::Dirty;
 use isthmus_snapshot::drains::Drains;
 use isthmus_snapshot::inputs::Inputs;
-use isthmus_snapshot::shard::Shard;
 
 /// A registry of the next config: one that continues, or a new one.
 enum Successor {
@@ -178,7 +178,7 @@ mod tests {
     use crate::options::Options;
     use crate::owner::simulation::process;
     use crate::spec::kubernetes::{ClusterSource, ClustersSpec, KubernetesSpec};
-    use isthmus_snapshot::listing::Listing;
+    use isthmus_registry::listing::Listing;
     use isthmus_tasks::scope::Scope;
 
     #[tokio::test]

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use isthmus_snapshot::peer::Peer;
+use isthmus_settings::peer::Peer;
 
 /// The registry of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]

@@ -13,7 +13,7 @@ use opentelemetry_proto::tonic::trace::v1::status::StatusCode;
 use opentelemetry_proto::tonic::trace::v1::{ResourceSpans, ScopeSpans, Span, SpanFlags, Status};
 
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, GatewayName};
-use isthmus_snapshot::policy::Node;
+use isthmus_settings::policy::Node;
 use isthmus_telemetry::access_log::fields;
 
 /// The largest attribute text in bytes. Longer texts are cut, because clients choose the length of some of them.

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use isthmus_document::form;
 use isthmus_document::key::keys;
-use isthmus_snapshot::policy::HboneLimits;
+use isthmus_settings::limits::HboneLimits;
 
 /// The default validity of certificates from Istio's authority.
 const VALIDITY: Duration = Duration::from_secs(24 * 3600);

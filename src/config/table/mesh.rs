@@ -8,7 +8,7 @@ use isthmus_document::key::keys;
 use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree::Node;
 use isthmus_model::endpoint::Weight;
-use isthmus_snapshot::policy::{Access, GatewayProbes};
+use isthmus_settings::network::{Access, GatewayProbes};
 
 use super::steering::CostPerGib;
 

@@ -9,8 +9,8 @@ use isthmus_document::problem::InvalidValue;
 use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree::Node;
 use isthmus_peer::enrolled::GatewayAddress;
-use isthmus_snapshot::export_tls::ExportTls;
-use isthmus_snapshot::peer::{NameTemplate, PeerLimits};
+use isthmus_settings::export_tls::ExportTls;
+use isthmus_settings::peer::{NameTemplate, PeerLimits};
 
 keys! {
     /// Another organisation that runs isthmus. Each side sends the other the services in its `export`, and takes those in its

@@ -8,7 +8,7 @@ use isthmus_document::form::{self, text_forms};
 use isthmus_document::key::{Defaulted, Key, keys};
 use isthmus_document::problem::InvalidValue;
 use isthmus_model::name::HostName;
-use isthmus_snapshot::policy::RefusalMode;
+use isthmus_settings::listener::RefusalMode;
 
 text_forms! {
     /// The name of a controller of the Gateway API.

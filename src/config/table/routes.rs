@@ -10,7 +10,9 @@ use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree::Node;
 use isthmus_model::endpoint::{ProxyVersion, Weight};
 use isthmus_model::name::HostName;
-use isthmus_snapshot::policy::{self, LocalityMode, RouteName, Timeouts, Tuning};
+use isthmus_settings::limits::Timeouts;
+use isthmus_settings::route::RouteName;
+use isthmus_settings::tuning::{self, LocalityMode, Tuning};
 
 use super::steering::PolicySteering;
 
@@ -134,7 +136,7 @@ keys! {
     pub(crate) LoadBalancing "loadBalancing" {
         /// `leastRequest`: of two random endpoints, the less busy one. `roundRobin`: endpoints in turn. `random`: a
         /// random endpoint. `sourceHash`: the same endpoint for the same source address.
-        POLICY "policy": form::Choice<policy::LoadBalancing> = base().policy;
+        POLICY "policy": form::Choice<tuning::LoadBalancing> = base().policy;
         /// `prefer`: the nearest healthy endpoints first. `ignore`: all endpoints alike.
         LOCALITY "locality": form::Choice<LocalityMode> => "`prefer` for routes, `ignore` for services";
     }
@@ -143,14 +145,14 @@ keys! {
     /// settings: the shortest `interval` and `timeout`, the lowest `unhealthyAfter`, the highest `healthyAfter`.
     pub(crate) HealthCheck "healthCheck" {
         /// Time from one check of an endpoint to the next. The checks of different endpoints are spread over the interval.
-        INTERVAL "interval": CheckInterval = policy::HealthCheck::default().interval;
+        INTERVAL "interval": CheckInterval = tuning::HealthCheck::default().interval;
         /// Time that an endpoint may take to accept the connection of a check, and to answer its ClientHello if `tls` is set. A
         /// check takes no longer than the interval.
-        TIMEOUT "timeout": form::Timeout = policy::HealthCheck::default().timeout;
+        TIMEOUT "timeout": form::Timeout = tuning::HealthCheck::default().timeout;
         /// Failed checks in a row after which an endpoint gets no connections while another endpoint is healthy.
-        UNHEALTHY_AFTER "unhealthyAfter": form::Integer<u32, 1, 1_000_000> = policy::HealthCheck::default().unhealthy_after;
+        UNHEALTHY_AFTER "unhealthyAfter": form::Integer<u32, 1, 1_000_000> = tuning::HealthCheck::default().unhealthy_after;
         /// Passed checks in a row after which an unhealthy endpoint gets connections again.
-        HEALTHY_AFTER "healthyAfter": form::Integer<u32, 1, 1_000_000> = policy::HealthCheck::default().healthy_after;
+        HEALTHY_AFTER "healthyAfter": form::Integer<u32, 1, 1_000_000> = tuning::HealthCheck::default().healthy_after;
         /// Server name of the ClientHello that a check sends. The endpoint passes if it answers with a certificate, which is not
         /// verified. Where services with different names share an endpoint, the first name in order is sent.
         TLS "tls": form::HostName => "none: a check only connects";
@@ -159,12 +161,12 @@ keys! {
     /// When a failing endpoint is left out.
     pub(crate) Ejection "ejection" {
         /// Consecutive failures after which an endpoint is ejected.
-        FAILURES "failures": form::Integer<u32, 1, 1_000_000> = policy::Ejection::default().failures;
+        FAILURES "failures": form::Integer<u32, 1, 1_000_000> = tuning::Ejection::default().failures;
         /// Time that an ejected endpoint is left out.
-        TIME "time": form::Timeout = policy::Ejection::default().time;
+        TIME "time": form::Timeout = tuning::Ejection::default().time;
         /// Largest share of the endpoints that may be ejected at the same time. One endpoint always stays available, also at
         /// `100%`.
-        MAX_SHARE "maxShare": form::Percent = policy::Ejection::default().share_max_percent;
+        MAX_SHARE "maxShare": form::Percent = tuning::Ejection::default().share_max_percent;
     }
 }
 

@@ -5,7 +5,7 @@ use isthmus_document::key::keys;
 use isthmus_document::problem::InvalidValue;
 use isthmus_document::table::Kind;
 use isthmus_document::tree::Node;
-use isthmus_snapshot::steering::{self, Cost, SteeringMode};
+use isthmus_settings::steering::{self, Cost, SteeringMode};
 
 text_forms! {
     /// The method by which calls are divided.

@@ -6,7 +6,7 @@ use isthmus_ads::node::ClientRule;
 use isthmus_aggregator::options::Options;
 use isthmus_model::address::Host;
 use isthmus_model::place::{ClusterId, Network};
-use isthmus_snapshot::policy::Access;
+use isthmus_settings::network::Access;
 use isthmus_xds::options::Options as Discovery;
 
 fn loaded_with(lines: &str) -> Config {

@@ -2,7 +2,8 @@
 
 use super::bad::{refused, refused_with};
 use super::*;
-use isthmus_snapshot::policy::{HboneLimits, ListenerProtocol};
+use isthmus_settings::limits::HboneLimits;
+use isthmus_settings::listener::ListenerProtocol;
 use isthmus_tls::source::{IstioCa, Source};
 
 const TRUST: &str = "trust: [{trustDomain: td, roots: r.pem}]";

@@ -2,7 +2,8 @@
 
 use super::bad::{refused, refused_with};
 use super::*;
-use isthmus_snapshot::policy::{RefusalMode, RouteTarget};
+use isthmus_settings::listener::RefusalMode;
+use isthmus_settings::route::RouteTarget;
 
 #[test]
 fn routes_targets_and_fallbacks_of_listeners_are_routes_with_names() {

@@ -3,7 +3,7 @@
 use super::bad::refused_with;
 use super::*;
 use isthmus_aggregator::spec::RegistryKind;
-use isthmus_snapshot::peer::PeerLimits;
+use isthmus_settings::peer::PeerLimits;
 
 /// The other keys that a config with `peers` needs.
 const GATEWAY: &str = "listeners: [{name: l, bind: ':15443', protocol: auto}]\n\

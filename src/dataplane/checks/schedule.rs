@@ -16,8 +16,8 @@ use crate::upstreams::beliefs::{FORGET_AFTER, last_failure_of};
 use crate::upstreams::{CheckResult, Failure};
 use isthmus_model::name::HostName;
 use isthmus_model::reason::Reason;
+use isthmus_settings::tuning::HealthCheck;
 use isthmus_snapshot::candidates::{EndpointKey, service_of};
-use isthmus_snapshot::policy::HealthCheck;
 use isthmus_upgrade::belief::{CheckBelief, Present, SUBJECT_WITHIN};
 
 /// The time in milliseconds after which a check that waits for capacity is late.

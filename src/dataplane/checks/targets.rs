@@ -6,11 +6,13 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use super::schedule::User;
+use isthmus_decisions::dialled::Dialled;
+use isthmus_settings::policy::Policy;
+use isthmus_settings::route::Route;
+use isthmus_settings::tuning::Tuning;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::{Candidate, Candidates};
 use isthmus_snapshot::delta::Delta;
-use isthmus_snapshot::dialled::Dialled;
-use isthmus_snapshot::policy::{Policy, Route, Tuning};
 use isthmus_snapshot::routes::RouteTable;
 use isthmus_snapshot::service_view::ServiceView;
 use isthmus_wire::proxy_protocol::write::local;
@@ -166,7 +168,8 @@ fn greeting_of(tuning: &Tuning, candidate: &Candidate) -> &'static [u8] {
 mod tests {
     use super::*;
     use isthmus_model::service::PortProtocol;
-    use isthmus_snapshot::policy::{HealthCheck, ServiceTuning, Timeouts};
+    use isthmus_settings::limits::Timeouts;
+    use isthmus_settings::tuning::{HealthCheck, ServiceTuning};
     use isthmus_snapshot::testing::{Mesh, endpoint, port, rule, service, shard};
 
     fn mesh(endpoints: &[&str], checked: &str) -> Mesh {

@@ -19,7 +19,7 @@ use crate::upstreams::InFlight;
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
-use isthmus_snapshot::policy::LoadBalancing;
+use isthmus_settings::tuning::LoadBalancing;
 
 /// The least time for which an endpoint is waited for before another is dialled beside it (RFC 8305 §8).
 const HEAD_START: Duration = Duration::from_millis(250);

@@ -9,7 +9,8 @@ use super::meter::ConnectionStats;
 use crate::entry::Peer;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::Proxied;
-use isthmus_snapshot::policy::{HboneLimits, Listener};
+use isthmus_settings::limits::HboneLimits;
+use isthmus_settings::listener::Listener;
 
 /// The state that the streams of one connection share.
 pub(super) struct HboneConnection {

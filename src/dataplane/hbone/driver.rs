@@ -34,7 +34,8 @@ use crate::refuse;
 use crate::retire;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
-use isthmus_snapshot::policy::{HboneLimits, Listener};
+use isthmus_settings::limits::HboneLimits;
+use isthmus_settings::listener::Listener;
 use isthmus_telemetry::local::RetirementEnd;
 
 /// The time without received bytes after which the client gets a PING.

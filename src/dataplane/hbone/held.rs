@@ -10,7 +10,7 @@ use crate::entry::{Entry, Peer};
 use crate::holders::{Bounds, STEP};
 use crate::shared::LargestHolder;
 use isthmus_model::reason::Reason;
-use isthmus_snapshot::policy::HboneLimits;
+use isthmus_settings::limits::HboneLimits;
 
 /// Counts the bytes that one stream holds, until this value is dropped.
 pub(super) struct Holding {

@@ -38,7 +38,7 @@ use super::shared::{Arrival, HbonePlace, Message, Opening, WorkerHandle};
 use handshake::{Failed, handshake};
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionProtocol;
-use isthmus_snapshot::policy::Listener;
+use isthmus_settings::listener::Listener;
 use transport::Transport;
 
 /// Moves a connection whose hello has been read to the worker with the fewest HBONE connections, before the costly

@@ -8,7 +8,7 @@ use super::Upstream;
 use super::silence::Silence;
 use crate::clock::milliseconds;
 use crate::endpoint_state::LastFailure;
-use isthmus_snapshot::policy::Ejection;
+use isthmus_settings::tuning::Ejection;
 
 /// The state of one address and port. Times are in milliseconds on the clock of [`super::Upstreams::now`].
 #[derive(Debug, Default)]

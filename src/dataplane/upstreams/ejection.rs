@@ -15,8 +15,8 @@ use crate::clock::milliseconds;
 use isthmus_balance::{Availability, Load};
 use isthmus_model::endpoint::Health;
 use isthmus_model::reason::Reason;
+use isthmus_settings::tuning::Ejection;
 use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
-use isthmus_snapshot::policy::Ejection;
 
 impl Upstreams {
     /// Records that the endpoint has taken a connection.

@@ -8,8 +8,8 @@ use tokio::time::Instant;
 use super::{Failure, InFlight, Upstreams, Verdict};
 use crate::clock::milliseconds;
 use isthmus_model::reason::Reason;
+use isthmus_settings::tuning::Ejection;
 use isthmus_snapshot::candidates::Candidates;
-use isthmus_snapshot::policy::Ejection;
 
 /// The time without an answer to a hello that counts for ejection. It is below the shortest usual timeout of clients, 1 s, of which a
 /// part passes before the hello.

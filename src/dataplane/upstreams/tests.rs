@@ -7,7 +7,8 @@ use super::*;
 use crate::withdrawals::{Which, Withdrawal};
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Distance;
-use isthmus_snapshot::policy::{Ejection, Timeouts, Tuning};
+use isthmus_settings::limits::Timeouts;
+use isthmus_settings::tuning::{Ejection, Tuning};
 use isthmus_snapshot::testing::candidate;
 use isthmus_upgrade::belief::Present;
 

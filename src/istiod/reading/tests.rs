@@ -13,7 +13,7 @@ use isthmus_proto::istio::workload::{
     Address, GatewayAddress, NamespacedHostname, NetworkAddress, Port, PortList, TunnelProtocol,
     WorkloadStatus,
 };
-use isthmus_snapshot::change::Key;
+use isthmus_registry::change::Key;
 
 const REVIEWS: &str = "shop/reviews.shop.svc.cluster.local";
 const WAYPOINT: &str = "shop/waypoint.shop.svc.cluster.local";

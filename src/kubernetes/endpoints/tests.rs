@@ -11,7 +11,7 @@ use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::Service;
-use isthmus_snapshot::change::{Change, Item, Key, Mark};
+use isthmus_registry::change::{Change, Item, Key, Mark};
 
 /// The index of a cluster, and the services and marks that it has sent.
 pub(crate) struct Cluster {
@@ -95,7 +95,7 @@ impl Cluster {
     }
 }
 
-fn mark_name(key: &isthmus_snapshot::change::MarkKey) -> String {
+fn mark_name(key: &isthmus_registry::change::MarkKey) -> String {
     format!("{} {}", key.service, key.object)
 }
 

@@ -8,7 +8,7 @@ use super::super::kinds::Kind;
 use isthmus_aggregator::spec::kubernetes::{KubernetesSpec, NamespaceChoice};
 use isthmus_model::endpoint::{DeclaredTls, TlsMode};
 use isthmus_model::place::Network;
-use isthmus_snapshot::change::MarkKind;
+use isthmus_registry::change::MarkKind;
 
 const WEB: &str = "shop/web.shop.svc.cluster.local";
 

@@ -23,8 +23,8 @@ use super::status::Verdict;
 use isthmus_aggregator::spec::kubernetes::GatewayApiSpec;
 use isthmus_model::address::Host;
 use isthmus_model::name::NamePattern;
-use isthmus_snapshot::gateway_api::{ListenerKey, Place, PlaceProtocol};
-use isthmus_snapshot::name_index::PatternMap;
+use isthmus_registry::gateway_api::{ListenerKey, Place, PlaceProtocol};
+use isthmus_registry::name_index::PatternMap;
 
 /// The kind of an object with listeners.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]

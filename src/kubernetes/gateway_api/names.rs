@@ -7,7 +7,7 @@ use std::time::{Duration, SystemTime};
 use super::super::kinds::gateway_route::RouteId;
 use super::routes::{Owners, object_of, text_of};
 use isthmus_model::name::NamePattern;
-use isthmus_snapshot::gateway_api::{Claim, GatewayPlaces, GatewayRoute, Place};
+use isthmus_registry::gateway_api::{Claim, GatewayPlaces, GatewayRoute, Place};
 use isthmus_snapshot::gateway_table::GatewayTable;
 use isthmus_telemetry::clock::rfc3339;
 

@@ -13,7 +13,8 @@ use super::grants::{GROUP, allows, is_granted};
 use super::listeners::{Listener, ParentId, ParentKind, Parents};
 use super::status::{ParentStatus, Status, Verdict};
 use isthmus_model::name::{HostName, NamePattern};
-use isthmus_snapshot::gateway_api::{Backend, BackendPort, Claim, GatewayRoute};
+use isthmus_registry::gateway_api::{Claim, GatewayRoute};
+use isthmus_settings::backend::{Backend, BackendPort};
 
 /// The group of ServiceImports.
 const MULTI_CLUSTER: &str = "multicluster.x-k8s.io";

@@ -10,7 +10,7 @@ use super::super::kinds::Kind;
 use super::*;
 use crate::testing::World;
 use isthmus_aggregator::spec::kubernetes::{GATEWAY_CONTROLLER, NamespaceChoice};
-use isthmus_snapshot::gateway_api::Backend;
+use isthmus_settings::backend::Backend;
 
 impl World {
     /// Returns a cluster with these objects beside those that every cluster has.

@@ -16,7 +16,7 @@ use super::Index;
 use super::waypoints::of_pod;
 use isthmus_model::ambient::{ClusterFacts, Workload};
 use isthmus_model::endpoint::Labels;
-use isthmus_snapshot::change::{Change, Item, Key};
+use isthmus_registry::change::{Change, Item, Key};
 
 /// The items for ztunnels that were sent.
 #[derive(Default)]

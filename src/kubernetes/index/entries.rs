@@ -14,7 +14,7 @@ use super::waypoints::service_key;
 use isthmus_model::load_balancing::{LoadBalancing, ServiceFamilies};
 use isthmus_model::name::HostName;
 use isthmus_model::service::{Service, ServiceKey};
-use isthmus_snapshot::change::{Ignored, Item, Mark, MarkKey, MarkKind};
+use isthmus_registry::change::{Ignored, Item, Mark, MarkKey, MarkKind};
 
 impl Index {
     /// Returns the items of a host that no Service has: the service that its ServiceEntries define, and its export marks.

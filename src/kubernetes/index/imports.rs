@@ -7,7 +7,7 @@ use super::super::kinds::Kind;
 use super::super::kinds::namespace::NamespaceRecord;
 use super::super::writer::Turns;
 use super::Index;
-use isthmus_snapshot::change::Report;
+use isthmus_registry::change::Report;
 
 impl Index {
     /// Returns the imports and namespaces, if they may have changed since the last call and this registry writes imports.

@@ -21,7 +21,7 @@ use isthmus_model::endpoint::Labels;
 use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope};
 use isthmus_model::name::HostName;
 use isthmus_model::service::{Service, ServicePort};
-use isthmus_snapshot::change::{Export, Item, Key, Mark, MarkKey, MarkKind, RegistryDrain};
+use isthmus_registry::change::{Export, Item, Key, Mark, MarkKey, MarkKind, RegistryDrain};
 use isthmus_snapshot::clusterset::DOMAIN;
 
 /// The items of a Service.

@@ -8,7 +8,7 @@ use super::super::objects::Meta;
 use super::super::watch::WatchId;
 use super::watches::WatchState;
 use isthmus_net::channel::cut;
-use isthmus_snapshot::change::Change;
+use isthmus_registry::change::Change;
 
 /// The largest number of unreadable objects that are remembered by name.
 const BROKEN_MAX: usize = 1_000;

@@ -16,7 +16,7 @@ use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies}
 use isthmus_model::place::Network;
 use isthmus_model::service::PortProtocol;
 use isthmus_net::channel::cut;
-use isthmus_snapshot::change::ExportedPort;
+use isthmus_registry::change::ExportedPort;
 
 /// The largest number of services, five times as many as Kubernetes supports in a cluster. A service without endpoints costs
 /// less than 5 KB.

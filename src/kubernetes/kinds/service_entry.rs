@@ -12,7 +12,7 @@ use crate::objects::{Meta, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_model::endpoint::Labels;
 use isthmus_model::name::HostName;
-use isthmus_snapshot::policy::AddressScope;
+use isthmus_settings::scope::AddressScope;
 
 /// The largest number of ServiceEntries that are read.
 const ENTRIES_MAX: usize = 20_000;

@@ -12,7 +12,7 @@ use super::service::SessionAffinityConfig;
 use super::{Facts, Kind, Reading, Tables, Watched};
 use crate::objects::{Meta, Port, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
-use isthmus_snapshot::change::ExportedPort;
+use isthmus_registry::change::ExportedPort;
 
 /// The label and its value by which an import is one that this program writes.
 pub(crate) const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "isthmus");

@@ -7,7 +7,7 @@ use crate::kinds::Kind;
 use crate::watch::{Event, What};
 use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_model::place::ClusterId;
-use isthmus_snapshot::change::{Change, Item};
+use isthmus_registry::change::{Change, Item};
 
 const KINDS: [Kind; 5] =
     [Kind::Service, Kind::EndpointSlice, Kind::Pod, Kind::DestinationRule, Kind::PeerAuthentication];

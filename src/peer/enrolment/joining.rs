@@ -19,7 +19,7 @@ use crate::token::Token;
 use isthmus_net::channel::{CallFault, Channel, Limits};
 use isthmus_net::dial::dial;
 use isthmus_proto::isthmus::peer::v1 as proto;
-use isthmus_snapshot::peer::ENROL_PROTOCOL;
+use isthmus_settings::peer::ENROL_PROTOCOL;
 use isthmus_tls::client;
 use isthmus_tls::pinned::{self, is_other_key};
 use isthmus_tls::proof::tls_error_of;

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use super::reading::Read;
 use isthmus_model::name::HostName;
 use isthmus_proto::isthmus::peer::v1 as proto;
-use isthmus_snapshot::change::RegistryGateway;
-use isthmus_snapshot::peer::Peer;
+use isthmus_registry::change::RegistryGateway;
+use isthmus_settings::peer::Peer;
 
 /// The largest number of services that wait for a place, besides those that are in use. Without this bound, a peer could fill the
 /// memory although the `limit` of its rules is small.

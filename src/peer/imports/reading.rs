@@ -19,9 +19,10 @@ use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 use isthmus_proto::isthmus::peer::v1 as proto;
-use isthmus_snapshot::change::{GatewayKey, RegistryGateway};
-use isthmus_snapshot::peer::Peer;
-use isthmus_snapshot::policy::{AddressScope, Gateway};
+use isthmus_registry::change::{GatewayKey, RegistryGateway};
+use isthmus_settings::network::Gateway;
+use isthmus_settings::peer::Peer;
+use isthmus_settings::scope::AddressScope;
 
 /// The largest number of ports of one service.
 const PORTS_MAX: usize = 256;

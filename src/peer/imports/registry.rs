@@ -24,9 +24,10 @@ use isthmus_model::link::{Extent, LinkKey};
 use isthmus_model::place::Network;
 use isthmus_model::service::Service;
 use isthmus_proto::isthmus::peer::v1 as proto;
-use isthmus_snapshot::change::{Change, GatewayKey, Item, Key, RegistryGateway, Report};
-use isthmus_snapshot::policy::{AddressScope, Gateway};
-use isthmus_snapshot::shard::Shard;
+use isthmus_registry::change::{Change, GatewayKey, Item, Key, RegistryGateway, Report};
+use isthmus_registry::shard::Shard;
+use isthmus_settings::network::Gateway;
+use isthmus_settings::scope::AddressScope;
 use isthmus_telemetry::clock::steady_seconds;
 
 /// The shortest time between two orders of a peer to remove its services; an order that comes sooner counts as a lost link.

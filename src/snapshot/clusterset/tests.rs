@@ -5,19 +5,19 @@ use std::sync::Arc;
 
 use super::*;
 use crate::build;
-use crate::change::{Dirty, ExportedPort, Item, Mark, MarkKey, MarkKind};
 use crate::clusterset_service::ClusterSetService;
 use crate::inputs::Inputs;
-use crate::policy::RegistryScope;
 use crate::routes::Resolved;
 use crate::service_view::ServiceView;
-use crate::shard::Shard;
 use crate::testing::policy_of;
 use isthmus_model::endpoint::Labels;
 use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey};
+use isthmus_registry::change::{Dirty, ExportedPort, Item, Mark, MarkKey, MarkKind};
+use isthmus_registry::shard::Shard;
+use isthmus_settings::scope::RegistryScope;
 
 const ALIAS: &str = "web.shop.svc.clusterset.local";
 

@@ -1,10 +1,10 @@
 //! The part of a service that rules for exports and for peers offer: the clusters that do not hide it, and the least that a rule must name.
 
 use super::{Part, ServiceView};
-use crate::export_tls::Guard;
 use crate::exports::{Offer, OfferedClusters, cluster_local, is_hidden};
-use crate::peer::{Peer, PeerExport};
 use isthmus_model::place::ClusterId;
+use isthmus_settings::export_tls::Guard;
+use isthmus_settings::peer::{Peer, PeerExport};
 
 impl Part {
     /// Returns what rules have to name to offer the service; `None`: nothing more than the service.
@@ -18,7 +18,7 @@ impl Part {
 impl ServiceView {
     /// Returns the clusters whose endpoints a peer's rule offers: those that do not hide the service from the gateway, and whose guard
     /// the rule names; `None`: all.
-    pub(crate) fn clusters_for(&self, rule: &PeerExport) -> OfferedClusters {
+    pub fn clusters_for(&self, rule: &PeerExport) -> OfferedClusters {
         let is_named = |guard: Guard<'_>| guard.is_named(&rule.services, self.key.hostname.as_str());
         let is_shut =
             |part: &&Part| is_hidden(&part.marks) || part.guard().is_some_and(|guard| !is_named(guard));

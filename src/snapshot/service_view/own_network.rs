@@ -5,12 +5,12 @@ use std::sync::Arc;
 
 use super::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE, Site, SubsetCandidates, TCP_PREFERENCE, WithoutOwn};
 use crate::candidates::{Candidate, Candidates, EndpointKey};
-use crate::export_tls::AskedBy;
-use crate::policy::Tuning;
 use crate::port_endpoint::PortEndpoint;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Labels, TlsMode};
 use isthmus_model::place::Locality;
+use isthmus_settings::export_tls::AskedBy;
+use isthmus_settings::tuning::Tuning;
 
 pub(super) fn subset_candidates(
     here: &[PortEndpoint<'_>],

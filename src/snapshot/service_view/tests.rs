@@ -2,13 +2,13 @@
 
 use super::*;
 use crate::build;
-use crate::change::{Dirty, Item, MarkKey, MarkKind};
 use crate::inputs::Inputs;
-use crate::policy::RegistryScope;
 use crate::testing::{self, policy_of};
 use isthmus_document::services::read_registry;
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
+use isthmus_registry::change::{Dirty, Item, MarkKey, MarkKind};
+use isthmus_settings::scope::RegistryScope;
 
 const NETWORK: &str = "net";
 

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use super::ServiceView;
 use crate::Snapshot;
 use crate::candidates::{Candidate, Candidates, EndpointKey};
-use crate::export_tls::AskedBy;
-use crate::policy::Tuning;
-use crate::shard::Origin;
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health, Weight};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{Distance, Locality};
 use isthmus_model::service::{ServiceKey, Waypoint};
+use isthmus_registry::shard::Origin;
+use isthmus_settings::export_tls::AskedBy;
+use isthmus_settings::tuning::Tuning;
 
 /// The waypoint proxy that accepts HBONE connections for a service.
 #[derive(Clone, Debug)]

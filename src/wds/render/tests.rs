@@ -1,16 +1,16 @@
 //! Tests of the resources of services and neighbours.
 
+use isthmus_decisions::view::Tunnel;
 use isthmus_model::endpoint::{Encapsulation, Endpoint, EndpointTemplate};
 use isthmus_model::service::Service;
 use isthmus_proto::envoy::service::discovery::v3::Resource as Sent;
-use isthmus_snapshot::change::{Dirty, Item};
+use isthmus_registry::change::{Dirty, Item};
+use isthmus_settings::network::Gateway;
 use isthmus_snapshot::drains::Drains;
-use isthmus_snapshot::policy::Gateway;
 use isthmus_snapshot::testing::{
     Mesh, drained, endpoint, gateway as plain_gateway, host_name, network, port, rule,
     service as plain_service, shard,
 };
-use isthmus_snapshot::view::Tunnel;
 use prost::Message;
 
 use super::*;

@@ -1,6 +1,7 @@
 //! The waypoint of a service, as a viewer's ztunnels get it.
 
 use super::{Made, by_hostname, network_address, proxy};
+use isthmus_decisions::view::{Viewer, view};
 use isthmus_model::endpoint::HBONE_PORT;
 use isthmus_model::identity::Identity;
 use isthmus_model::service::{ServiceKey, Waypoint};
@@ -8,7 +9,6 @@ use isthmus_proto::istio::workload as proto;
 use isthmus_proto::istio::workload::gateway_address::Destination;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::service_view::{Part, ServiceView};
-use isthmus_snapshot::view::{Viewer, view};
 
 /// The waypoint of a service, as ztunnels get it.
 #[derive(Default)]

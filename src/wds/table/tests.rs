@@ -1,16 +1,16 @@
 //! Tests of tables: made step by step and at once, they are the same.
 
+use isthmus_decisions::view::Tunnel;
 use isthmus_model::ambient::ClusterFacts;
 use isthmus_model::endpoint::{Encapsulation, Endpoint, EndpointTemplate};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{PortProtocol, Service, Waypoint};
+use isthmus_registry::change::{Dirty, Item, Key};
+use isthmus_registry::shard::Shard;
+use isthmus_settings::network::Gateway;
 use isthmus_snapshot::build;
-use isthmus_snapshot::change::{Dirty, Item, Key};
-use isthmus_snapshot::policy::Gateway;
-use isthmus_snapshot::shard::Shard;
 use isthmus_snapshot::testing::{Mesh, endpoint, gateway, network, port, service as plain_service, shard};
-use isthmus_snapshot::view::Tunnel;
 
 use super::*;
 

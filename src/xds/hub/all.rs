@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex};
 use super::topic::Value;
 use isthmus_ads::resource::Resource;
 use isthmus_model::name::HostName;
-use isthmus_snapshot::name_index::NameMap;
+use isthmus_registry::name_index::NameMap;
 
 /// All resources of a type, by the host name of their service.
 pub type Clusters = NameMap<Arc<[Arc<Resource>]>>;

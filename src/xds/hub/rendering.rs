@@ -9,9 +9,9 @@ use super::{Hub, lock};
 use crate::kind::{Kind, Target};
 use crate::render;
 use isthmus_ads::resource::{Resource, Version};
+use isthmus_decisions::view::{Neighbourhood, Viewer};
 use isthmus_model::name::HostName;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::view::{Neighbourhood, Viewer};
 
 /// The key of a rendering.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]

@@ -12,9 +12,9 @@ use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::PortProtocol;
 use isthmus_proto::envoy::config::cluster::v3::Cluster;
 use isthmus_proto::envoy::service::discovery::v3 as discovery;
+use isthmus_settings::network::NetworkPolicy;
 use isthmus_snapshot::build;
 use isthmus_snapshot::delta::Delta;
-use isthmus_snapshot::policy::NetworkPolicy;
 use isthmus_snapshot::testing::{Mesh, endpoint, gateway, network, port, service, shard};
 use isthmus_world::Publisher;
 

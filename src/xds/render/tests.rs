@@ -6,19 +6,19 @@ use std::sync::Arc;
 use prost::Message;
 
 use super::*;
+use isthmus_decisions::view::{Families, Tunnel};
 use isthmus_model::endpoint::{DeclaredTls, EndpointTemplate};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::import::Import;
 use isthmus_model::place::Network;
 use isthmus_model::service::{PortProtocol, Service};
 use isthmus_proto::envoy::service::discovery::v3 as discovery;
+use isthmus_registry::change::Dirty;
+use isthmus_settings::peer::PeerIdentity;
+use isthmus_settings::policy::Policy;
 use isthmus_snapshot::build;
-use isthmus_snapshot::change::Dirty;
-use isthmus_snapshot::peer::PeerIdentity;
-use isthmus_snapshot::policy::Policy;
 use isthmus_snapshot::testing::{Mesh, endpoint, host_name, peer, port, service, shard};
 use isthmus_snapshot::trust_roots::TrustRoots;
-use isthmus_snapshot::view::{Families, Tunnel};
 
 /// Returns a mesh with a service of its own, a service of the peer west and one of the peer south. The certificates of both
 /// peers name the trust domain cluster.local.
@@ -48,7 +48,7 @@ fn mesh_with(services: Vec<Service>) -> Mesh {
         let peer = peer(name, &[]);
         let trust_domain = TrustDomain::parse("cluster.local").expect("legal");
         let who = peer.who.clone().map(|who| PeerIdentity { trust_domain, ..who });
-        Arc::new(isthmus_snapshot::peer::Peer { who, ..peer })
+        Arc::new(isthmus_settings::peer::Peer { who, ..peer })
     });
     mesh.policy = Policy { peers: peers.to_vec(), ..(*mesh.policy).clone() }.into();
     mesh.trust_roots = roots(&[("west", "the roots of west"), ("south", "the roots of south")]);
@@ -497,7 +497,7 @@ fn envoy_and_grpc_have_no_limits_and_heed_weights_alone() {
 
 #[test]
 fn envoy_leaves_out_all_endpoints_only_if_it_has_others_to_try() {
-    use isthmus_snapshot::steering::{ServiceSteering, SteeringMode};
+    use isthmus_settings::steering::{ServiceSteering, SteeringMode};
     let ejection = |panic: bool, mode: SteeringMode, prefers_near: bool, is_far: bool| {
         let (_, all) = settings_of(|policy, service| {
             let steering = ServiceSteering { mode, ..ServiceSteering::default() };
@@ -565,7 +565,7 @@ fn a_cluster_takes_secrets_only_for_endpoints_of_the_mesh() {
 #[test]
 fn envoy_is_told_what_steering_has_used_of_its_overprovisioning_factor() {
     use isthmus_model::endpoint::Health;
-    use isthmus_snapshot::steering::{ServiceSteering, SteeringMode};
+    use isthmus_settings::steering::{ServiceSteering, SteeringMode};
     let factor = |mode, unready, client| {
         let (snapshot, _) = settings_of(|policy, service| {
             let steering = ServiceSteering { mode, ..ServiceSteering::default() };

@@ -14,7 +14,7 @@ use isthmus_ads::budget::Account;
 use isthmus_ads::kind::ResourceKind;
 use isthmus_ads::resource::Resource;
 use isthmus_ads::session::{NAMES_MAX, Refusal};
-use isthmus_snapshot::view::{ClientKind, Viewer};
+use isthmus_decisions::view::{ClientKind, Viewer};
 
 /// The subscriptions of one stream.
 pub(super) struct Subscriptions {

@@ -17,11 +17,11 @@ use isthmus::model::import::Import;
 use isthmus::model::name::HostName;
 use isthmus::model::place::{ClusterId, Network};
 use isthmus::model::service::Service;
+use isthmus::registry::shard::Shard;
+use isthmus::settings::scope::RegistryScope;
 use isthmus::snapshot::build;
 use isthmus::snapshot::inputs::Inputs;
-use isthmus::snapshot::policy::RegistryScope;
 use isthmus::snapshot::routes::Resolved;
-use isthmus::snapshot::shard::Shard;
 use isthmus::snapshot::virtual_addresses::{Ranges, VirtualAddresses, import_of};
 
 use super::policy;

@@ -6,12 +6,12 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use isthmus::model::place::{ClusterId, Network};
+use isthmus::registry::change::{Change, Dirty, Item};
+use isthmus::registry::shard::Shard;
+use isthmus::settings::scope::RegistryScope;
 use isthmus::snapshot::build;
-use isthmus::snapshot::change::{Change, Dirty, Item};
 use isthmus::snapshot::inputs::Inputs;
-use isthmus::snapshot::policy::RegistryScope;
 use isthmus::snapshot::routes::Resolved;
-use isthmus::snapshot::shard::Shard;
 use isthmus_kubernetes::testing::World;
 
 use super::policy;

@@ -6,7 +6,7 @@ use std::collections::BTreeMap;
 use isthmus::istiod::reading::{Applied, Reading, Wanted};
 use isthmus::model::place::{ClusterId, Network};
 use isthmus::proto::envoy::service::discovery::v3::DeltaDiscoveryResponse;
-use isthmus::snapshot::change::Change;
+use isthmus::registry::change::Change;
 use isthmus::wire::outline::decode;
 
 /// The largest number of items in a response of this target.

@@ -25,7 +25,7 @@ use std::sync::Arc;
 
 use isthmus::config::load;
 use isthmus::document::problem::Problem;
-use isthmus::snapshot::policy::Policy;
+use isthmus::settings::policy::Policy;
 
 use crate::random::Random;
 

@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use super::load::Load;
+use isthmus::decisions::steering::{Distance, Group, PARTS, Source, divide};
 use isthmus::model::place::Network;
-use isthmus::snapshot::steering::{Cost, Distance, Group, PARTS, Source, Steering, divide};
+use isthmus::settings::steering::{Cost, Steering};
 
 /// The state of a region as the control plane knows it, for one viewer.
 #[derive(Clone, Copy, Debug)]

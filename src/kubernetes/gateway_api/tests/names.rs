@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use isthmus_model::name::NamePattern;
-use isthmus_snapshot::gateway_api::{Claim, GatewayRoute, ListenerKey};
+use isthmus_registry::gateway_api::{Claim, GatewayRoute, ListenerKey};
 
 use super::super::names::Names;
 use super::super::routes::Owners as _;

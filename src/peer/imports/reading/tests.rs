@@ -3,7 +3,7 @@
 use super::*;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::name::NamePattern;
-use isthmus_snapshot::peer::{NameTemplate, PeerIdentity, PeerImport, PeerLimits};
+use isthmus_settings::peer::{NameTemplate, PeerIdentity, PeerImport, PeerLimits};
 
 pub(in crate::imports) fn peer(limit: Option<usize>) -> Peer {
     let domain = TrustDomain::parse("west.example").expect("legal");

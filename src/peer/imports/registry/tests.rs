@@ -5,9 +5,9 @@ use prost::Message as _;
 
 use super::*;
 use isthmus_model::place::ClusterId;
-use isthmus_snapshot::change::Dirty;
-use isthmus_snapshot::peer::Peer;
-use isthmus_snapshot::policy::RegistryScope;
+use isthmus_registry::change::Dirty;
+use isthmus_settings::peer::Peer;
+use isthmus_settings::scope::RegistryScope;
 use std::time::Duration;
 
 fn follower(limit: Option<usize>) -> Follower {
@@ -321,7 +321,7 @@ fn a_partial_listing_keeps_the_items_of_the_last_run() {
 #[test]
 fn what_partial_listings_leave_behind_is_bounded() {
     let mut follower = follower(None);
-    let limits = isthmus_snapshot::peer::PeerLimits { services: 2, ..peer(None).limits };
+    let limits = isthmus_settings::peer::PeerLimits { services: 2, ..peer(None).limits };
     follower.peer.peer = Arc::new(Peer { limits, ..peer(None) });
     up(&mut follower, "a");
     for number in 0..10 {

@@ -1,0 +1,299 @@
+//! Steering (SPEC §19): how the calls of a viewer are divided among the networks that have a service. The functions here are pure:
+//! equal groups give equal shares, whatever the time and the replica. The view collects the groups, and turns shares and
+//! priorities into entries.
+
+use std::collections::BTreeSet;
+use std::time::Duration;
+
+use isthmus_model::drain;
+use isthmus_model::place::{Distance as Level, Network};
+use isthmus_settings::steering::{Cost, Steering};
+
+/// The number of parts into which the calls of a viewer are divided: shares are multiples of 1 / `PARTS`.
+pub const PARTS: u32 = 32;
+/// All calls of a viewer, before they are rounded to parts.
+const ALL: u64 = 1 << 32;
+/// A ready endpoint serves `OVERPROVISIONING` / 10 of the calls that are meant for an endpoint, as for Envoy.
+const OVERPROVISIONING: u128 = 14;
+/// The overprovisioning factor that Envoy uses by itself, in percent.
+pub const ENVOY_OVERPROVISIONING_PERCENT: u32 = 140;
+
+/// How the distance of a network is known.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Source {
+    /// The config file sets the round-trip time.
+    Config(Duration),
+    /// This replica has measured the round-trip time.
+    Measured(Duration),
+    /// The peer whose network it is has measured the round-trip time.
+    Reported(Duration),
+    /// Only the localities are known.
+    Locality(Level),
+}
+
+impl Source {
+    /// Returns the round-trip time; `None` if only the localities are known.
+    pub fn time(self) -> Option<Duration> {
+        match self {
+            Self::Config(time) | Self::Measured(time) | Self::Reported(time) => Some(time),
+            Self::Locality(_) => None,
+        }
+    }
+}
+
+/// The distance from a viewer to a network.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Distance {
+    /// The round-trip time, or what stands for it.
+    pub source: Source,
+    /// The cost of traffic from the viewer's network.
+    pub cost: Cost,
+}
+
+impl Distance {
+    /// Returns the number of the ring, from 1. Ring 0 is the viewer's own network, and the ring after the last bound has no end.
+    /// A locality stands for the bound of a ring: the first for the same zone, the second for the same region.
+    pub fn ring(&self, steering: &Steering) -> u32 {
+        let bound =
+            |at: usize| steering.rings.get(at).or_else(|| steering.rings.last()).copied().unwrap_or_default();
+        let time = match self.source {
+            Source::Config(time) | Source::Measured(time) | Source::Reported(time) => time,
+            Source::Locality(Level::SameZone) => bound(0),
+            Source::Locality(Level::SameRegion) => bound(1),
+            Source::Locality(Level::Elsewhere) => Duration::MAX,
+        };
+        let distance = time.saturating_add(self.cost.as_distance(steering.cost_weight));
+        let passed = steering.rings.iter().filter(|bound| **bound < distance).count();
+        u32::try_from(passed).unwrap_or(u32::MAX).saturating_add(1)
+    }
+}
+
+/// The limit of what a group takes of the calls that no fixed share gives away.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Takes {
+    /// All calls that nearer groups leave.
+    #[default]
+    Rest,
+    /// The share that the group has room for.
+    Room,
+    /// A share beyond the room of the group, since no group has room.
+    More,
+}
+
+/// The endpoints of one service port on one network, as a viewer reaches them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Group {
+    /// The network of the endpoints.
+    pub network: Network,
+    /// The distance of the network; `None` for the viewer's own network.
+    pub distance: Option<Distance>,
+    /// The ring: 0 for the viewer's own network, larger ones are farther.
+    pub ring: u32,
+    /// The summed weight of the ready endpoints that the viewer can reach.
+    pub ready: u64,
+    /// The part of that weight that planned drains take away, in parts of [`drain::PARTS`].
+    pub drained: u64,
+    /// The summed weight of the endpoints that are not ready. Endpoints that are draining do not count: they leave on purpose.
+    pub not_ready: u64,
+    /// False if the gateways of the network have ceased to answer. Its endpoints count as not ready, unless there are no others.
+    pub answers: bool,
+    /// The share in percent that the config file sets for the network.
+    pub fixed_percent: Option<u8>,
+    /// The share of the viewer's calls, in parts of [`PARTS`].
+    pub share: u32,
+    /// The limit of the share.
+    pub takes: Takes,
+    /// The priority of the group's ready endpoints: 0 for groups with a share; the others follow in the order of rings. `None`
+    /// if no endpoint is ready.
+    pub priority: Option<u32>,
+}
+
+impl Group {
+    /// Creates a group without endpoints, not divided yet. `distance` is `None` for the viewer's own network.
+    pub fn new(network: Network, distance: Option<Distance>, steering: &Steering) -> Self {
+        Self {
+            network,
+            distance,
+            ring: distance.map_or(0, |distance| distance.ring(steering)),
+            ready: 0,
+            drained: 0,
+            not_ready: 0,
+            answers: true,
+            fixed_percent: None,
+            share: 0,
+            takes: Takes::Rest,
+            priority: None,
+        }
+    }
+
+    /// Returns the part of `whole` that drains leave.
+    fn less_drains(&self, whole: u64) -> u64 {
+        part(whole, self.left(), self.undrained())
+    }
+
+    /// Returns the weight of the ready endpoints, in parts of [`drain::PARTS`].
+    fn undrained(&self) -> u128 {
+        u128::from(self.ready) * u128::from(drain::PARTS)
+    }
+
+    /// Returns what drains leave of the weight of the ready endpoints, in parts of [`drain::PARTS`].
+    fn left(&self) -> u128 {
+        self.undrained().saturating_sub(self.drained.into())
+    }
+
+    /// Returns the summed weight of the endpoints, ready or not.
+    pub fn all(&self) -> u64 {
+        self.ready.saturating_add(self.not_ready)
+    }
+
+    /// Returns true if the ready endpoints suffice for all calls that are meant for the group.
+    pub fn suffices(&self) -> bool {
+        self.serves() >= u128::from(self.all()) * 10
+    }
+
+    /// Returns true if the ready endpoints have room for calls of a viewer on another network.
+    pub fn has_room(&self) -> bool {
+        self.room() > 0
+    }
+
+    /// Returns the number of calls that the ready endpoints serve, where 10 are meant for each endpoint.
+    fn serves(&self) -> u128 {
+        u128::from(self.ready) * OVERPROVISIONING
+    }
+
+    /// Returns the number of calls of the viewer that the ready endpoints have room for: on another network they first serve those
+    /// that are meant for the group.
+    fn room(&self) -> u128 {
+        let residents = if self.ring == 0 { 0 } else { u128::from(self.all()) * 10 };
+        self.serves().saturating_sub(residents)
+    }
+}
+
+/// Returns the smallest share, in parts of [`PARTS`], that the viewer's own network has while it has a ready endpoint.
+pub fn own_least(max_remote_percent: u8) -> u32 {
+    (PARTS * 100_u32.saturating_sub(max_remote_percent.into())).div_ceil(100)
+}
+
+/// Divides the calls of a viewer among the groups of a service port: sets the share and the priority of each group. The shares
+/// sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
+///
+/// First, networks with a fixed share get it. The rest goes ring by ring: a ring takes what its groups have room for, in
+/// proportion to their rooms, less what drains take away. What no ring has room for is divided in proportion to ready endpoints.
+/// Last, `max_remote_percent` limits what leaves the viewer's network.
+pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
+    let portions = portions(groups);
+    let mut shares = in_parts(&portions, PARTS);
+    let own = groups.iter().position(|group| group.ring == 0 && group.ready > 0);
+    let own_least = own.map_or(0, |own| {
+        let least = groups[own].less_drains(own_least(max_remote_percent).into());
+        u32::try_from(least).unwrap_or(PARTS)
+    });
+    if let Some(own) = own.filter(|own| shares[*own] < own_least) {
+        let remote = portions.iter().enumerate().map(|(at, portion)| if at == own { 0 } else { *portion });
+        shares = in_parts(&remote.collect::<Vec<_>>(), PARTS - own_least);
+        shares[own] = own_least;
+    }
+    for (group, share) in groups.iter_mut().zip(shares) {
+        group.share = share;
+    }
+    let is_spare = |group: &Group| group.share == 0 && group.ready > 0;
+    let rings: BTreeSet<u32> =
+        groups.iter().filter(|group| is_spare(group)).map(|group| group.ring).collect();
+    for group in groups {
+        let nearer = || u32::try_from(rings.range(..group.ring).count()).unwrap_or(u32::MAX - 1);
+        group.priority = match group.share {
+            0 => (group.ready > 0).then(|| nearer() + 1),
+            _ => Some(0),
+        };
+    }
+}
+
+/// Returns what the division has left of the overprovisioning factor, in percent: 140 if it has used nothing, at least 100. A client
+/// that sees further endpoints of priority 0 fail may expect this much more of each of the others.
+pub fn overprovisioning_percent(groups: &[Group]) -> u32 {
+    let left = |group: &Group| {
+        let serves = match group.takes {
+            Takes::Rest => group.serves() * 10 / u128::from(group.all().max(1)),
+            Takes::Room | Takes::More => 0,
+        };
+        u32::try_from(serves).unwrap_or(u32::MAX).clamp(100, ENVOY_OVERPROVISIONING_PERCENT)
+    };
+    let with_share = groups.iter().filter(|group| group.share > 0);
+    with_share.map(left).min().unwrap_or(ENVOY_OVERPROVISIONING_PERCENT)
+}
+
+/// Returns the portion of each group, of about [`ALL`] together; all are 0 if no endpoint is ready.
+fn portions(groups: &mut [Group]) -> Vec<u64> {
+    let by_ring = ring_by_ring(groups);
+    let total: u128 = by_ring.iter().map(|portion| u128::from(*portion)).sum();
+    let fixed = groups.iter().map(|group| {
+        let percent = group.fixed_percent.filter(|_| group.ready > 0).unwrap_or_default();
+        group.less_drains(ALL / 100 * u64::from(percent))
+    });
+    let fixed: Vec<u64> = fixed.collect();
+    let left = ALL.saturating_sub(fixed.iter().sum());
+    let with_rest = |(fixed, portion): (&u64, &u64)| fixed + part(left, (*portion).into(), total);
+    fixed.iter().zip(&by_ring).map(with_rest).collect()
+}
+
+/// Returns what each group takes of [`ALL`] calls, of about [`ALL`] together if any endpoint is ready: ring by ring what there is
+/// room for, and of the rest, for which no ring has room, its part by ready endpoints.
+fn ring_by_ring(groups: &mut [Group]) -> Vec<u64> {
+    let mut taken = vec![0; groups.len()];
+    let rings: BTreeSet<u32> = groups.iter().map(|group| group.ring).collect();
+    let all_of = |groups: &[Group], ring: u32| -> u128 {
+        groups.iter().filter(|group| group.ring == ring).map(|group| u128::from(group.all())).sum()
+    };
+    // The endpoints of the viewer's own network are meant for its calls, so they tell how many calls there are.
+    let own = all_of(groups, 0);
+    let room = |group: &Group| if own == 0 { group.serves() } else { group.room() };
+    let mut left = ALL;
+    for ring in rings {
+        let calls = if own == 0 { all_of(groups, ring) } else { own } * 10;
+        let rooms: u128 = groups.iter().filter(|group| group.ring == ring).map(room).sum();
+        let takes = part(ALL, rooms.min(calls), calls).min(left);
+        let is_full = takes < left;
+        for (group, taken) in groups.iter_mut().zip(&mut taken).filter(|(group, _)| group.ring == ring) {
+            *taken = group.less_drains(part(takes, room(group), rooms));
+            left -= *taken;
+            group.takes = if is_full { Takes::Room } else { Takes::Rest };
+        }
+    }
+    let kept: u128 = groups.iter().map(Group::left).sum();
+    for (group, taken) in groups.iter_mut().zip(&mut taken) {
+        let more = part(left, group.left(), kept);
+        *taken += more;
+        if more >= ALL / u64::from(PARTS) / 2 {
+            group.takes = Takes::More;
+        }
+    }
+    taken
+}
+
+/// Returns `whole` × `part` ÷ `of`, rounded down; 0 if `of` is 0. `part` is at most `of`.
+fn part(whole: u64, part: u128, of: u128) -> u64 {
+    let portion = (u128::from(whole) * part).checked_div(of).unwrap_or_default();
+    u64::try_from(portion).unwrap_or(whole)
+}
+
+/// Rounds portions to whole parts whose sum is `whole`: each gets its portion rounded down, and those with the largest
+/// remainders get one more, the first of equal ones. A portion of 0 gets 0; if all are 0, so are the parts.
+fn in_parts(portions: &[u64], whole: u32) -> Vec<u32> {
+    let total: u128 = portions.iter().map(|portion| u128::from(*portion)).sum();
+    if total == 0 {
+        return vec![0; portions.len()];
+    }
+    let exact = |portion: &u64| u128::from(*portion) * u128::from(whole);
+    // Each part is at most `whole`.
+    let mut parts: Vec<u32> =
+        portions.iter().map(|portion| u32::try_from(exact(portion) / total).unwrap_or(whole)).collect();
+    let mut by_remainder: Vec<usize> = (0..portions.len()).collect();
+    by_remainder.sort_by_key(|at| std::cmp::Reverse(exact(&portions[*at]) % total));
+    let missing = whole - parts.iter().sum::<u32>();
+    by_remainder.into_iter().take(missing as usize).for_each(|at| parts[at] += 1);
+    debug_assert_eq!(parts.iter().sum::<u32>(), whole, "{portions:?}");
+    parts
+}
+
+#[cfg(test)]
+mod tests;

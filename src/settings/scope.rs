@@ -1,0 +1,132 @@
+//! The items and the addresses that a registry may give.
+
+use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
+use std::sync::{Arc, LazyLock};
+
+use ipnet::IpNet;
+
+use super::export_tls::TlsSource;
+use isthmus_model::address::{canonical_ip, embedded_ip};
+use isthmus_model::name::NamePattern;
+use isthmus_model::place::Network;
+
+/// The items that a registry may give; all other items are dropped, and their number is reported.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct RegistryScope {
+    /// The services that the registry may provide; empty: all.
+    pub services: Vec<NamePattern>,
+    /// The networks that the endpoints of the registry may name; `None`: only the registry's own.
+    pub networks: Option<Vec<Network>>,
+    /// True if the registry itself determines its networks, so that any network is allowed.
+    pub finds_network: bool,
+    /// The addresses that the endpoints of the registry may have.
+    pub addresses: AddressScope,
+    /// Tells who says the TLS modes of the endpoints.
+    pub tls: TlsSource,
+}
+
+/// The addresses that the endpoints of a registry may have, also those to which host names of endpoints resolve.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub enum AddressScope {
+    /// Any address that can be connected to.
+    #[default]
+    Any,
+    /// All addresses except loopback and link-local ones, which belong to this host and its surroundings.
+    Public,
+    /// Addresses in these blocks. A loopback or link-local address is allowed only by a block that lies inside the loopback or
+    /// link-local range: an operator who writes `0.0.0.0/0` does not mean loopback.
+    Blocks(Arc<[IpNet]>),
+}
+
+impl AddressScope {
+    /// Returns true if the scope allows the address.
+    pub fn allows(&self, address: IpAddr) -> bool {
+        let (written, reached) = (canonical_ip(address), embedded_ip(address));
+        if reached.is_unspecified() || reached.is_multicast() || reached == IpAddr::V4(Ipv4Addr::BROADCAST) {
+            return false;
+        }
+        let special = SPECIAL_BLOCKS.iter().find(|special| special.contains(&reached));
+        match (self, special) {
+            (Self::Any, _) => true,
+            (Self::Public, special) => special.is_none(),
+            (Self::Blocks(blocks), None) => {
+                blocks.iter().any(|block| block.contains(&written) || block.contains(&reached))
+            }
+            (Self::Blocks(blocks), Some(special)) => {
+                blocks.iter().any(|block| special.contains(block) && block.contains(&reached))
+            }
+        }
+    }
+}
+
+/// Loopback and link-local addresses (RFC 1122 §3.2.1.3, RFC 3927, RFC 4291 §2.5).
+static SPECIAL_BLOCKS: LazyLock<[IpNet; 4]> = LazyLock::new(|| {
+    let net = |address: IpAddr, length| IpNet::new_assert(address, length);
+    [
+        net(IpAddr::from([127, 0, 0, 0]), 8),
+        net(IpAddr::from([169, 254, 0, 0]), 16),
+        net(Ipv6Addr::LOCALHOST.into(), 128),
+        net(IpAddr::from([0xfe80, 0, 0, 0, 0, 0, 0, 0]), 10),
+    ]
+});
+
+/// Returns true if an address is in one of the blocks, or if there are no blocks.
+pub fn admits(blocks: &[IpNet], address: IpAddr) -> bool {
+    blocks.is_empty() || blocks.iter().any(|block| block.contains(&address))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn special_addresses_are_allowed_only_by_blocks_of_their_own() {
+        let allows = |scope: &AddressScope, ip: &str| scope.allows(ip.parse().expect("an address"));
+        let blocks = |blocks: &[&str]| {
+            AddressScope::Blocks(blocks.iter().map(|block| block.parse().expect("a block")).collect())
+        };
+        let special = [
+            "127.0.0.1",
+            "127.9.9.9",
+            "::1",
+            "::ffff:127.0.0.1",
+            "::127.0.0.1",
+            "64:ff9b::127.0.0.1",
+            "2002:7f00:1::1",
+            "64:ff9b:1::127.0.0.1",
+            "2001:0:102:304::5601:5601",
+            "169.254.169.254",
+            "64:ff9b::169.254.169.254",
+            "2002:a9fe:a9fe::",
+            "fe80::1",
+        ];
+        let everything = blocks(&["0.0.0.0/0", "::/0"]);
+        for ip in special {
+            assert!(allows(&AddressScope::Any, ip), "{ip}");
+            assert!(!allows(&AddressScope::Public, ip) && !allows(&everything, ip), "{ip}");
+        }
+        let own = blocks(&["127.0.0.0/8", "::1/128", "169.254.169.254/32", "fe80::/64"]);
+        assert!(special.iter().all(|ip| allows(&own, ip)));
+        assert!(!allows(&own, "169.254.1.1") && !allows(&own, "10.0.0.1"));
+        assert!(allows(&everything, "10.0.0.1") && allows(&AddressScope::Public, "2001:db8::1"));
+        // A block may name an address in either form.
+        for block in ["10.0.0.0/8", "64:ff9b::/96"] {
+            assert!(allows(&blocks(&[block]), "64:ff9b::10.0.0.1"), "{block}");
+        }
+        assert!(!allows(&blocks(&["64:ff9b::/96"]), "10.0.0.1"));
+        for never in [
+            "0.0.0.0",
+            "::",
+            "224.0.0.1",
+            "ff02::1",
+            "255.255.255.255",
+            "::ffff:0.0.0.0",
+            "64:ff9b::224.0.0.1",
+            "2002::1",
+        ] {
+            for scope in [&AddressScope::Any, &AddressScope::Public, &everything, &own] {
+                assert!(!allows(scope, never), "{never} by {scope:?}");
+            }
+        }
+    }
+}
