@@ -1,6 +1,7 @@
 //! What the compiler cannot check about the layout of `src/`: that the pure crates have no clock, socket or randomness, that the
 //! files of a crate do not import each other in a circle, rules on names and headers, and that the map in `src/lib.rs` is true.
-//! `budget`: the size of crates and features. `doors`: the fuzz targets of crates that read bytes of others.
+//! `budget`: the size of crates and features. `doors`: the fuzz targets of crates that read bytes of others. `citations`: the pages
+//! that comments cite.
 //!
 //! The test reads every file of `src/` and determines its imports (`use`, re-exports, paths in code, `super::` resolved). Comments
 //! and strings never count; items under `#[cfg(test)]` may import anything.
@@ -15,6 +16,7 @@ use syn::visit::{self, Visit};
 use syn::{Attribute, ImplItemFn, ItemFn, ItemMod, ItemUse, Meta, MetaList, UseTree};
 
 mod budget;
+mod citations;
 mod doors;
 
 /// The crates that only compute from their arguments: no runtime, sockets, clocks, randomness, files or environment.

@@ -1,4 +1,4 @@
-//! The metrics of the probes of gateways (SPEC §19), computed at each scrape.
+//! The metrics of the probes of gateways (`docs/split-horizon.md, "The rules"`), computed at each scrape.
 
 use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::liveness::probed::State;

@@ -1,4 +1,5 @@
-//! The metrics of peers (SPEC §18), computed from their state at each scrape, so that a removed peer leaves no metrics.
+//! The metrics of peers (`docs/federation.md, "See the state"`), computed from their state at each scrape, so that a removed peer
+//! leaves no metrics.
 
 use super::Sources;
 use super::peers::{Linked, PeerState};

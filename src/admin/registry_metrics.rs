@@ -1,5 +1,5 @@
-//! The metrics of registries (SPEC §15), computed from their status at each scrape, so that a removed registry leaves no
-//! metrics.
+//! The metrics of registries (`docs/registries.md, "When a registry cannot be read"`), computed from their status at each scrape,
+//! so that a removed registry leaves no metrics.
 
 use isthmus_aggregator::status::{RegistryError, RegistryState, RegistryStatus};
 use isthmus_telemetry::exposition::{Exposition, Kind};

@@ -1,5 +1,5 @@
-//! Steering, explained: the groups among which a viewer's calls are divided, each with the sentence that says why (SPEC §19), and
-//! the metric of the shares that clients beside this replica get.
+//! Steering, explained: the groups among which a viewer's calls are divided, each with the sentence that says why
+//! (`docs/steering.md, "See why"`), and the metric of the shares that clients beside this replica get.
 
 use std::time::Duration;
 

@@ -1,4 +1,5 @@
-//! The metrics of the times of endpoints (SPEC §23), computed at each scrape from the state that `get endpoints` shows too.
+//! The metrics of the times of endpoints (`docs/api.md, "Admin API"`), computed at each scrape from the state that `get
+//! endpoints` shows too.
 
 use std::cmp::Reverse;
 use std::time::Duration;

@@ -1,7 +1,7 @@
-//! Limits on the bytes that the server holds for its clients: subscribed names and incomplete requests. Each client has a
-//! limit, and all clients together have one; if that follows the memory of the process, a client may have a quarter of it. The
-//! last fifth of the common limit is reserved for sources that hold less than their share (SPEC §10): no source can exclude the
-//! others, and a single source may use all bytes. Large requests are decoded in turn.
+//! Limits on the bytes that the server holds for its clients: subscribed names and incomplete requests. Each client has a limit,
+//! and all clients together have one; if that follows the memory of the process, a client may have a quarter of it. The last
+//! fifth of the common limit is reserved for sources that hold less than their share (`SECURITY.md, "Defences, and the tests that
+//! show them"`): no source can exclude the others, and a single source may use all bytes. Large requests are decoded in turn.
 
 use std::collections::HashMap;
 use std::net::IpAddr;

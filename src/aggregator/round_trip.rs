@@ -1,5 +1,5 @@
 //! Round-trip times to gateways, from the times of connects: the minimum of a minute, and the value that steering uses, which
-//! changes only for good reason (SPEC §19). Time is an argument.
+//! changes only for good reason (`docs/steering.md, "Distances"`). Time is an argument.
 
 use std::collections::VecDeque;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Judges whether an update is a mass withdrawal (SPEC §8): a registry that suddenly has almost no endpoints is more often
-//! broken than right. The lifecycle of the registry holds such an update, and applies it once it has persisted.
+//! Judges whether an update is a mass withdrawal (`docs/registries.md, "When a registry cannot be read"`): a registry that
+//! suddenly has almost no endpoints is more often broken than right. The lifecycle of the registry holds such an update, and
+//! applies it once it has persisted.
 
 use std::collections::BTreeMap;
 use std::time::Duration;

@@ -1,5 +1,5 @@
 //! The upgrade of the running gateway: a new process takes over its sockets and its live connections, and the old one ends when it is
-//! empty (SPEC §20). The messages are in [`isthmus_upgrade::message`].
+//! empty (`docs/upgrade.md, "Steps"`). The messages are in [`isthmus_upgrade::message`].
 //!
 //! - `giving`: the old process starts a new one or lets an operator do so, and agrees with it; `moving`: it hands its connections
 //!   over; `watching`: whether the new one still answers. `taking`: the new process. `sockets`: the listening sockets of both. `counters`: metrics that go on.

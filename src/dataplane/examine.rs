@@ -1,5 +1,5 @@
 //! Examines the sockets of connections that have stopped moving bytes, and bounds the kernel memory of connections whose peers
-//! read nothing (SPEC §6). [`stalled_memory`] is the limit of all workers together:
+//! read nothing (`config/REFERENCE.md, "timeouts"`). [`stalled_memory`] is the limit of all workers together:
 //!
 //! - Above half of it, new connections get small receive buffers, and the buffers of each direction whose sink has acknowledged
 //!   nothing for a second, or that a limit of bandwidth slows, are bounded, so that the sender keeps the bytes.

@@ -1,6 +1,7 @@
-//! Connections that move between two processes of the gateway (SPEC §20). In the old process, a relay stops at a safe point and
-//! offers its sockets, its record and the bytes that it holds as a [`Parcel`]. In the new process, a task with the same sockets
-//! waits. Neither moves a byte until [`settle`] says which of the two goes on; the other one drops its descriptors.
+//! Connections that move between two processes of the gateway (`docs/upgrade.md, "Steps"`). In the old process, a relay stops at
+//! a safe point and offers its sockets, its record and the bytes that it holds as a [`Parcel`]. In the new process, a task with
+//! the same sockets waits. Neither moves a byte until [`settle`] says which of the two goes on; the other one drops its
+//! descriptors.
 //!
 //! ```text
 //!  old:  relay ──Ordered──▶ Parked ──▶ Gone               new:  Parked ──▶ Here ──▶ relay

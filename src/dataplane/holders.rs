@@ -1,5 +1,5 @@
 //! The bytes that HBONE holds because a peer does not read them: of all workers, and of each identity over all workers; and the share
-//! of the memory budget that bounds them (SPEC §26).
+//! of the memory budget that bounds them (`config/REFERENCE.md, "limits"`).
 //!
 //! A worker counts in cells of its own, and adds to the shared counters in steps of [`STEP`] bytes, so that few
 //! of their changes write to memory that other threads read. A shared counter is wrong by less than [`STEP`] for each other worker.

@@ -472,7 +472,7 @@ fn fault_detail(fault: &HelloFault, listener: &Listener, bytes: &[u8]) -> Option
 }
 
 /// Returns the purpose of a connection from a peer's gateway, recognised by its hello: no server name, and a single ALPN
-/// protocol (SPEC §18). Returns `None` for other connections.
+/// protocol (`proto/isthmus/peer/README.md, "Connection"`). Returns `None` for other connections.
 fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> {
     if !protocol.takes_hbone() || hello.server_name.is_some() {
         return None;
@@ -487,7 +487,7 @@ fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> 
 }
 
 /// Returns true if the hello is that of an HBONE connection. On a listener for both protocols, that is a hello without a
-/// server name that offers `h2` alone (SPEC §4).
+/// server name that offers `h2` alone (`config/REFERENCE.md, "listener"`).
 fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
     match protocol {
         ListenerProtocol::Sni | ListenerProtocol::Tcp => false,

@@ -1,5 +1,5 @@
 //! Decides when a connection ends gently: if it is older than `maxConnectionAge`, if a planned drain has emptied what it leads to, or
-//! if the gateway stops (SPEC §20). [`super::retire`] carries it out.
+//! if the gateway stops (`docs/drains.md, "What happens"`). [`super::retire`] carries it out.
 //!
 //! ```text
 //!            due                       in a pause of a second

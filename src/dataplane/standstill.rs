@@ -1,4 +1,5 @@
-//! Decides about connections that move no bytes: whether a peer is dead, has stalled, or has nothing to send (SPEC §6).
+//! Decides about connections that move no bytes: whether a peer is dead, has stalled, or has nothing to send
+//! (`config/REFERENCE.md, "timeouts"`).
 //!
 //! TCP keep-alive finds dead peers while nothing is in flight. While bytes are in flight, the kernel retransmits for a
 //! quarter of an hour. `TCP_USER_TIMEOUT` would end that sooner, but also ends a peer that answers every window probe and

@@ -125,7 +125,7 @@ pub fn admit(
 }
 
 /// Returns true if an open connection may go on under a new policy. Only the new `from`, routes, exports and
-/// peers can end it, never an endpoint or a registry that is gone (SPEC §7).
+/// peers can end it, never an endpoint or a registry that is gone (`docs/operate-and-debug.md, "Reload"`).
 pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Permit) -> bool {
     if request.source.is_some_and(|source| admit_source(request.listener, source).is_err()) {
         return false;

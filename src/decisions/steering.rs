@@ -1,6 +1,6 @@
-//! Steering (SPEC §19): how the calls of a viewer are divided among the networks that have a service. The functions here are pure:
-//! equal groups give equal shares, whatever the time and the replica. The view collects the groups, and turns shares and
-//! priorities into entries.
+//! Steering (`docs/steering.md, "How calls are divided"`): how the calls of a viewer are divided among the networks that have a
+//! service. The functions here are pure: equal groups give equal shares, whatever the time and the replica. The view collects the
+//! groups, and turns shares and priorities into entries.
 
 use std::collections::BTreeSet;
 use std::time::Duration;

@@ -1,5 +1,6 @@
-//! Split horizon: the endpoints of a service port that a viewer gets (SPEC §9). Endpoints near the viewer are given by
-//! address. All others are reached through the gateways of their networks, weighted by the endpoints behind the gateways.
+//! Split horizon: the endpoints of a service port that a viewer gets (`docs/split-horizon.md, "The rules"`). Endpoints near the
+//! viewer are given by address. All others are reached through the gateways of their networks, weighted by the endpoints behind
+//! the gateways.
 //!
 //! No other module decides which endpoints a viewer gets; xDS, `horizon` and the tests all call this one. The result depends
 //! only on the arguments: equal arguments give equal entries in the same order.

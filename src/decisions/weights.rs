@@ -1,4 +1,4 @@
-//! Exact shares of traffic, and the whole numbers that represent them on the wire (SPEC §9, rule 4).
+//! Exact shares of traffic, and the whole numbers that represent them on the wire (`docs/split-horizon.md, "The rules"`).
 //!
 //! Shares are fractions of any size. The gateways of a network split the weight of its endpoints in proportion to their own
 //! weights, which can be up to 2^32 − 1. Common denominators of such fractions exceed machine words, so the shares are big

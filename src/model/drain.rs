@@ -1,4 +1,5 @@
-//! Planned drains: orders that move calls away from a part of the mesh, step by step (SPEC §20).
+//! Planned drains: orders that move calls away from a part of the mesh, step by step
+//! (`docs/drains.md, "What happens"`).
 
 use std::fmt;
 use std::net::IpAddr;

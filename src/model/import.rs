@@ -1,4 +1,4 @@
-//! Services of a peer: another organisation that offers services of its own (SPEC §18).
+//! Services of a peer: another organisation that offers services of its own (`docs/federation.md, "Federation"`).
 
 use std::sync::Arc;
 

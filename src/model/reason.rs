@@ -1,5 +1,5 @@
-//! The reason why a connection ended or was refused: the closed list of SPEC §10, used alike in the access
-//! log, the metrics, `explain`, the failures list and the documents.
+//! The reason why a connection ended or was refused. The list is closed: the access log, the metrics, `explain`, the failures list
+//! and `docs/reasons.md, "Reasons"`, which is generated from it, have these words and no others.
 
 use std::fmt;
 
@@ -16,7 +16,7 @@ macro_rules! reasons {
         }
 
         impl Reason {
-            /// All reasons, in the order of SPEC §10.
+            /// All reasons, in the order of their page.
             pub const ALL: &'static [Self] = &[$(Self::$variant,)*];
 
             /// Returns the reason as logs, labels and headers write it.

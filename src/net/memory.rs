@@ -1,6 +1,6 @@
-//! The memory budget of the process: its size, the part in use, and the level that follows (SPEC §26). [`cgroup`] reads what the
-//! kernel knows. This file computes: once a second, a judgement follows from the last one and from new measurements. The control
-//! runtime judges; its users act.
+//! The memory budget of the process: its size, the part in use, and the level that follows (`config/REFERENCE.md, "limits"`).
+//! [`cgroup`] reads what the kernel knows. This file computes: once a second, a judgement follows from the last one and from new
+//! measurements. The control runtime judges; its users act.
 //!
 //! ```text
 //!        80 %             90 %

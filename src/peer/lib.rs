@@ -1,5 +1,5 @@
-//! Federation: the link with a peer, another organisation with which services are exchanged (SPEC §18), and the registry of
-//! its services. proto/isthmus/peer/README.md describes the protocol.
+//! Federation: the link with a peer, another organisation with which services are exchanged (`docs/federation.md, "Federation"`),
+//! and the registry of its services. proto/isthmus/peer/README.md describes the protocol.
 //!
 //! - `options`: the settings of a link. `links`: the owner of all links, which accepts links from a listener. `link`: one link,
 //!   and the values that links share. `dialling`: the addresses of a peer to which this gateway connects, and the links that it

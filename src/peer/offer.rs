@@ -1,8 +1,9 @@
 //! The services and gateways that this gateway offers to one peer. The peer first gets a full listing, and then the changes. A
 //! record of what was sent shows what has changed.
 //!
-//! While a registry of this mesh was not read since the start, nothing is removed: the peer may have services of the registry from
-//! an earlier process (SPEC §8). A listing that ends meanwhile is partial, and a complete one follows when all registries are read.
+//! While a registry of this mesh was not read since the start, nothing is removed: the peer may have services of the registry
+//! from an earlier process (`proto/isthmus/peer/README.md, "Messages"`). A listing that ends meanwhile is partial, and a complete
+//! one follows when all registries are read.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;

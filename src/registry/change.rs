@@ -15,7 +15,7 @@ use isthmus_model::place::Network;
 use isthmus_model::service::{Service, ServiceKey};
 use isthmus_settings::network::Gateway;
 
-/// One report of a registry (SPEC §15).
+/// One report of a registry (`docs/registries.md, "When a registry cannot be read"`).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Change {
     /// Begins a full listing. An unfinished earlier listing is discarded.

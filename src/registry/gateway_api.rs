@@ -1,5 +1,5 @@
-//! The items that a registry makes of the Gateways and routes of the Gateway API (SPEC §22). A route applies at the listeners of its
-//! Gateways, and nowhere else.
+//! The items that a registry makes of the Gateways and routes of the Gateway API (`docs/gateway-api.md, "Routes"`). A route
+//! applies at the listeners of its Gateways, and nowhere else.
 
 use std::fmt;
 use std::net::IpAddr;

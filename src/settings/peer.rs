@@ -1,5 +1,6 @@
 //! Other organisations that exchange services with this mesh: the services that each of them may reach here, and the services
-//! that this mesh imports from it (SPEC §18). These types hold configuration; the link to a peer is not part of them.
+//! that this mesh imports from it (`docs/federation.md, "Federation"`). These types hold configuration; the link to a peer is not
+//! part of them.
 
 use std::fmt;
 use std::net::IpAddr;

@@ -1,5 +1,5 @@
-//! The planned drains in force (SPEC §20): which part of the weight of an endpoint or a gateway is left. The owner of the registries
-//! computes the parts from the orders and the time; everything else here is a pure function of them.
+//! The planned drains in force (`docs/drains.md, "What happens"`): which part of the weight of an endpoint or a gateway is left.
+//! The owner of the registries computes the parts from the orders and the time; everything else here is a pure function of them.
 //!
 //! A target with a part left counts with that part of its weight. A target with nothing left is in reserve: it is used only where
 //! there is nothing else.

@@ -1,6 +1,6 @@
-//! The names under which peers know services of this mesh (SPEC §18). Each peer has a table of its own, so that a name has a
-//! meaning for that peer alone. If the rules give several services the same name, the service with the lowest host name gets
-//! it.
+//! The names under which peers know services of this mesh (`docs/federation.md, "See the state"`). Each peer has a table of its
+//! own, so that a name has a meaning for that peer alone. If the rules give several services the same name, the service with the
+//! lowest host name gets it.
 
 use std::collections::{BTreeMap, BTreeSet, HashMap};
 use std::fmt;

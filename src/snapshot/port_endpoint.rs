@@ -152,7 +152,7 @@ pub(super) fn has_labels(endpoint: &Endpoint, network: &Network, origin: &Origin
 }
 
 /// Returns true if this gateway can reach the endpoint directly. Endpoints of the unknown network can be reached from the
-/// unknown network, and from their own cluster (SPEC §1).
+/// unknown network, and from their own cluster (`docs/split-horizon.md, "The rules"`).
 pub fn on_own_network(found: &PortEndpoint<'_>, node: &Node) -> bool {
     is_own_network(found.network, found.origin, node)
 }

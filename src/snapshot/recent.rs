@@ -1,6 +1,6 @@
-//! The identities that services have gained or lost a short time ago (SPEC §19). Clients verify the endpoints of a service by its
-//! identities, and do not hear of a change at the moment at which the gateways do. The owner of the registries keeps the times;
-//! everything here is a pure function of the result:
+//! The identities that services have gained or lost a short time ago (`docs/ambient.md, "Serve ztunnels (WDS)"`). Clients verify
+//! the endpoints of a service by its identities, and do not hear of a change at the moment at which the gateways do. The owner of
+//! the registries keeps the times; everything here is a pure function of the result:
 //!
 //! - Clients are still given a lost identity, because a gateway may still connect them to its endpoint.
 //! - A new identity is given to clients at once, and this gateway uses its endpoints only where it has no others.

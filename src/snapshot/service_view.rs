@@ -554,7 +554,7 @@ impl ServiceView {
 
 /// Returns the parts of a host name that are in the namespace that owns the name. The owner is the namespace of the name in the
 /// first registry that has the name. If that registry has the name in several namespaces, the owner is the one that sorts first
-/// (SPEC §1).
+/// (`docs/registries.md, "How registries are merged"`).
 fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Conflict>) -> Vec<Part> {
     let mut owner: Option<&Arc<str>> = None;
     let mut parts = Vec::new();

@@ -1,6 +1,6 @@
 //! Registries that have not been read since the process started, and the services that they may have. The list of endpoints of
-//! such a service may be incomplete. A client may already have further endpoints of the service from an earlier process (SPEC
-//! §7).
+//! such a service may be incomplete. A client may already have further endpoints of the service from an earlier process
+//! (`docs/registries.md, "When a registry cannot be read"`).
 
 use std::sync::Arc;
 

@@ -129,8 +129,8 @@ pub enum CertificateFault {
     Identity(#[from] IdentityFault),
 }
 
-/// The reason why a certificate names no identity (X.509-SVID §2: exactly one URI, a SPIFFE ID; §4.3: a key
-/// for signatures).
+/// The reason why a certificate names no identity (X.509-SVID §2: exactly one URI, a SPIFFE ID; X.509-SVID §4.3:
+/// a key for signatures).
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum IdentityFault {
     /// The certificate is malformed.

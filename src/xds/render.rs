@@ -268,7 +268,8 @@ fn ejected_max_percent(service: &ServiceView, tuning: &Tuning) -> u32 {
 }
 
 /// Returns the outlier detection that leaves out an endpoint or gateway after three failed connects, for the seconds until a
-/// probe knows of it (SPEC §19). Nothing else counts: a gateway passes on the errors of all endpoints behind it.
+/// probe knows of it (`docs/split-horizon.md, "Clusters and endpoints beside istiod's"`). Nothing else counts: a gateway passes
+/// on the errors of all endpoints behind it.
 fn connect_failures(service: &ServiceView, tuning: &Tuning) -> cluster::OutlierDetection {
     let never = Some(0);
     let [base, largest, jitter] = EJECTED_FOR.map(|time| Some(duration(time)));

@@ -287,7 +287,7 @@ fn compare(done: &Done, line: Option<&Value>) {
     }
 }
 
-/// Returns the alert for a reason, as SPEC §3.3 defines it.
+/// Returns the alert for a reason, as `docs/reasons.md, "Reasons"` lists it.
 fn description(reason: &str) -> u8 {
     match reason {
         "bad_hello" => 50,

@@ -1,4 +1,4 @@
-//! The JSON of SPEC §12, and the errors for wrong parameters.
+//! The JSON of `docs/api.md, "Admin API"`, and the errors for wrong parameters.
 
 use serde_json::{Value, json};
 

@@ -3,7 +3,8 @@
 //! virtual time. A failure prints its seed.
 //!
 //! The clients are written from the protocol documentation alone, as simply as possible. [`Client::keeps`] decides which
-//! resources a client keeps while a registry is missing; it is written from SPEC §7 alone.
+//! resources a client keeps while a registry is missing; it is written from
+//! `docs/registries.md, "When a registry cannot be read"` alone.
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
 use std::time::SystemTime;

@@ -1,4 +1,5 @@
-//! The delivery to the endpoint of a stream's last bytes, after its caller has cancelled the stream (SPEC §4).
+//! The delivery to the endpoint of a stream's last bytes, after its caller has cancelled the stream (`docs/hbone-and-identity.md,
+//! "How a stream ends"`).
 //!
 //! ztunnel ends every stream with RST_STREAM(CANCEL), even right behind its last DATA. The bytes before the reset are
 //! delivered as if the stream had ended normally. Only then does the endpoint's encapsulation decide what the reset means:

@@ -1,5 +1,6 @@
-//! The bytes that streams hold because a peer does not read them, counted by connection, by identity and in all. Above the limits,
-//! the stalled stream that holds most is ended (SPEC §4), so memory is bounded by the bytes held, not by the windows.
+//! The bytes that streams hold because a peer does not read them, counted by connection, by identity and in all. Above the
+//! limits, the stalled stream that holds most is ended (`config/REFERENCE.md, "hbone"`), so memory is bounded by the bytes held,
+//! not by the windows.
 
 use std::rc::Rc;
 use std::sync::atomic::Ordering;

@@ -1,5 +1,5 @@
-//! The entries of a steered service (SPEC §19): the groups that they make, and the priorities and weights that follow from the
-//! shares of the groups.
+//! The entries of a steered service (`docs/steering.md, "How calls are divided"`): the groups that they make, and the priorities
+//! and weights that follow from the shares of the groups.
 
 use std::collections::{BTreeMap, BTreeSet};
 

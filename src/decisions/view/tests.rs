@@ -1,4 +1,4 @@
-//! Worked examples of split horizon, each for one rule of SPEC §9.
+//! Worked examples of split horizon, each for one rule of `docs/split-horizon.md, "The rules"`.
 
 mod drained;
 mod properties;

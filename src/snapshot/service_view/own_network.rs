@@ -98,8 +98,8 @@ impl Lists<'_> {
     }
 }
 
-/// Returns HBONE if a ready endpoint accepts it, or if no endpoint works without it; else no encapsulation (SPEC §4). If the
-/// result is HBONE, only endpoints that accept HBONE are chosen.
+/// Returns HBONE if a ready endpoint accepts it, or if no endpoint works without it; else no encapsulation
+/// (`docs/hbone-and-identity.md, "Listen"`). If the result is HBONE, only endpoints that accept HBONE are chosen.
 fn encapsulation_of(here: &[&PortEndpoint<'_>]) -> Encapsulation {
     let has = |encapsulation, ready: bool| {
         here.iter().any(|here| {

@@ -1,5 +1,5 @@
-//! Withholds changes while a registry is unread (SPEC §7): a client keeps what it has from an earlier stream if an unread
-//! registry may have it too.
+//! Withholds changes while a registry is unread (`docs/registries.md, "When a registry cannot be read"`): a client keeps what it
+//! has from an earlier stream if an unread registry may have it too.
 //!
 //! A change is drafted as if every registry were read. [`Withhold::withholds`] decides whether the change goes to the client;
 //! a change that does not is drafted again after the unread registries, or the service, changed.

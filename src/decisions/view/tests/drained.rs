@@ -1,4 +1,4 @@
-//! Worked examples of planned drains (SPEC §20): weights that fall, and endpoints and gateways in reserve.
+//! Worked examples of planned drains (`docs/drains.md, "What happens"`): weights that fall, and endpoints and gateways in reserve.
 
 use proptest::prelude::*;
 

@@ -1,5 +1,5 @@
-//! Properties over random meshes. This file implements the rules of SPEC §9 a second time, endpoint by endpoint and without
-//! regard to cost, and compares both results.
+//! Properties over random meshes. This file implements `docs/split-horizon.md, "The rules"` a second time, endpoint by
+//! endpoint and without regard to cost, and compares both results.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -47,7 +47,7 @@ fn is_ready(endpoint: &PortEndpoint<'_>) -> bool {
     endpoint.endpoint.health == Health::Healthy
 }
 
-/// The rules of SPEC §9, implemented literally.
+/// The rules of the page, implemented literally.
 struct Rules<'a> {
     snapshot: &'a Snapshot,
     viewer: &'a Viewer,
