@@ -277,10 +277,7 @@ fn of_program(sources: &Sources) -> Vec<Problem> {
         all.push(Problem::new(
             Code::NeedsRestart,
             what,
-            format!(
-                "{what} has changed in the config file; the change takes \
-                                                                 effect after a restart"
-            ),
+            format!("{what} has changed in the config file; the change takes effect after a restart"),
         ));
     }
     for text in &program.claimed_twice {

@@ -106,7 +106,7 @@ impl ServiceManager {
                 } else {
                     tracing::error!(
                         "a data-plane thread does not respond, so the watchdog of the service manager is not \
-                                     notified"
+                         notified"
                     );
                 }
             }

@@ -239,8 +239,7 @@ fn puts(items: &[(Arc<Service>, Node)], keys: &Keys) -> Result<Vec<PutRequest>, 
         match read(keys, &mut reader, &key, &value) {
             ParsedKey::Service(read) if read == **service => Ok(PutRequest { key, value }),
             ParsedKey::Service(_) | ParsedKey::Drain(_) => Err(format!(
-                "{}: internal error: the service cannot be written as YAML that reads back \
-                                                  the same",
+                "{}: internal error: the service cannot be written as YAML that reads back the same",
                 service.key
             )),
             ParsedKey::Flawed { .. } if value.len() > VALUE_BYTES_MAX => {

@@ -149,9 +149,8 @@ fn something_to_do(root: &Fields<'_>, tree: &Tree, needed: bool, problems: &mut 
     let listening =
         root.at(&keys::Root::LISTEN).is_some() || root.maps(&keys::Root::LISTENERS).next().is_some();
     if !listening && needed {
-        let fault = "found none of listen, listeners, xds and dnsServer, so the gateway has nothing to do; the smallest config \
-                     has \
-                     listen: \":15443\"";
+        let fault = "found none of listen, listeners, xds and dnsServer, so the gateway has nothing to do; \
+                     the smallest config has listen: \":15443\"";
         problems.error(tree.position, &Path::Root, fault);
     }
 }

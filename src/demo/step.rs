@@ -100,7 +100,7 @@ impl Step {
             }
             Self::OtherWay => {
                 "The other direction: clients on net-west call reviews on net-east, by mesh name \
-                               and by host name."
+                 and by host name."
             }
             Self::MutualTls => {
                 "End-to-end mutual TLS: payments requires a client certificate. The gateway has no key and takes \

@@ -137,7 +137,7 @@ async fn mutual_tls(stage: &Stage, outcome: &mut Outcome) -> Result<(), DemoErro
             outcome.refused();
             outcome.note(
                 "a client without a certificate is refused by payments itself, with the alert \
-                          certificate_required",
+                 certificate_required",
             );
             outcome.proof("the alert is the endpoint's own");
         }

@@ -352,10 +352,7 @@ impl Follower {
                 .filter(|watch| !watch.kind.facts().is_needed);
             failures.extend(lacking.filter_map(WatchState::failure));
             report.problems.extend(failures.iter().map(|why| {
-                format!(
-                    "the new credentials do not work: {why}; the credentials read before stay in \
-                                                   use"
-                )
+                format!("the new credentials do not work: {why}; the credentials read before stay in use")
             }));
         }
         let Some(session) = self.current.as_ref().or_else(|| self.trial.reading()) else { return report };

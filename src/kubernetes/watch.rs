@@ -514,8 +514,7 @@ impl Watcher {
                 tracing::debug!(
                     kind = self.kind.plural(),
                     message,
-                    "the API server cannot list on a watch, so the gateway \
-                                                                     lists in pages"
+                    "the API server cannot list on a watch, so the gateway lists in pages"
                 );
                 self.way.pages.store(true, Ordering::Relaxed);
                 return Ok(None);

@@ -62,7 +62,7 @@ pub fn share(passed: &[OwnedFd], workers: usize) -> io::Result<Listening> {
     if passed.len() > workers {
         let problem = format!(
             "the service manager passed {} sockets, but there are only {workers} workers; pass at most one \
-                               socket for each worker",
+             socket for each worker",
             passed.len()
         );
         return Err(io::Error::other(problem));

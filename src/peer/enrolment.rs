@@ -585,9 +585,8 @@ impl Settings {
 /// Returns the refusal to enrol a peer that has a link.
 fn is_enrolled(peer: &str) -> String {
     format!(
-        "the peer {peer} is already enrolled; to replace its link, add `replace`: `isthmus peer invite --replace`, or `isthmus \
-         peer join \
-         --replace`"
+        "the peer {peer} is already enrolled; to replace its link, add `replace`: `isthmus peer invite \
+         --replace`, or `isthmus peer join --replace`"
     )
 }
 

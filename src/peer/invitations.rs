@@ -109,7 +109,7 @@ impl Invitations {
             if self.0.len() >= INVITATIONS_MAX {
                 return Err(format!(
                     "there are already {INVITATIONS_MAX} invitations that were not used yet; wait until one of \
-                                    them has expired"
+                     them has expired"
                 ));
             }
         }

@@ -177,7 +177,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     (
         "isthmus_config_generation",
         "Number of the state of config and services in use: it increases each time a new state is \
-                                   published.",
+         published.",
     ),
     ("isthmus_config_reloads_total", "Reloads of the config file, by result."),
     (
@@ -196,7 +196,7 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
     (
         "isthmus_log_dropped_total",
         "Lines of the program's own log that were lost because the queue was full, the reader of the \
-                                   log did not read, or writing failed.",
+         log did not read, or writing failed.",
     ),
     ("isthmus_draining", "1 after the gateway was told to stop, 0 before."),
     ("isthmus_spans_sent_total", "Spans that the collector accepted."),

@@ -471,7 +471,7 @@ mod tests {
         assert!(
             problem.contains(
                 "the identity of the certificate is spiffe://td/b, but node and mesh.trustDomain require \
-                              spiffe://td/a"
+                 spiffe://td/a"
             ),
             "{problem}"
         );

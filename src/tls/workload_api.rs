@@ -175,10 +175,7 @@ fn take(message: &X509svidResponse, sink: &Sink) -> Result<SystemTime, WorkloadA
             let count = given.problems.len();
             sink.store.problem(
                 FEDERATION,
-                format!(
-                    "{count} trust bundles cannot be used; the first one, {name:?}: \
-                                              {first}"
-                ),
+                format!("{count} trust bundles cannot be used; the first one, {name:?}: {first}"),
             );
         }
     }

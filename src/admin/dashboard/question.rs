@@ -14,7 +14,7 @@ pub(super) fn explain(html: &mut Html, overview: &Overview, explained: &Explaine
     html.raw("<label class=\"grow\">Explain how a name is routed, and why");
     html.raw(
         "<input type=\"text\" name=\"explain\" placeholder=\"checkout.shop.mesh\" autocomplete=\"off\" \
-              spellcheck=\"false\" maxlength=\"300\"",
+         spellcheck=\"false\" maxlength=\"300\"",
     );
     html.attribute("value", &explained.name).raw("></label>\n");
     html.raw("<label>from (IP)<input type=\"text\" name=\"from\" size=\"16\" maxlength=\"45\" autocomplete=\"off\"");

@@ -40,8 +40,7 @@ pub(super) async fn guard(hosts: Hosts, request: Request, next: Next) -> Respons
     if request.method() != Method::GET && headers.contains_key(header::ORIGIN) {
         return error(
             StatusCode::FORBIDDEN,
-            "a POST request with an Origin header, as web pages send it, is \
-             refused",
+            "a POST request with an Origin header, as web pages send it, is refused",
         );
     }
     if request.method() != Method::GET && headers.get_all(FETCH_SITE).iter().any(is_foreign) {
