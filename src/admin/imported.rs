@@ -50,9 +50,9 @@ pub(super) fn imported(snapshot: &Snapshot, name: &str) -> Option<Imported> {
 /// The endpoints that one kind of client on this gateway's network gets.
 #[derive(Default)]
 struct Way {
-    /// The number of addresses of gateways, for the port with the most.
+    /// The largest number of gateway addresses that a port has.
     gateways: usize,
-    /// Why endpoints are left out.
+    /// The reasons why endpoints are left out.
     excluded: BTreeSet<&'static str>,
 }
 

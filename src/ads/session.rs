@@ -10,7 +10,8 @@
 //!
 //! Each type is independent, but for [`ResourceKind::GATE`]. While a response is in flight, changed names of the type are collected;
 //! after the acknowledgement the newest state of these names is sent. There is no timer: a client that never acknowledges costs a
-//! set of names. A client that refuses a response gets nothing again before it changes.
+//! set of names. A client that refuses a response gets a resource of it again only after the
+//! resource has changed.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

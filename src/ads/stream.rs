@@ -71,7 +71,7 @@ pub struct ClientStream<C: Client, R> {
     unserved: Option<Box<Unserved>>,
     /// The last reported number of names that are held back from the client.
     held_back: usize,
-    /// The types of which the client has refused a response: a bit for each.
+    /// The types in which the client has refused a response: a bit for each.
     refused: u8,
     /// True if the client has closed its sending direction of the stream.
     is_half_closed: bool,

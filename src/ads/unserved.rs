@@ -38,7 +38,7 @@ impl Unserved {
         self.answered.is_empty()
     }
 
-    /// Returns the names to report in a response; `None` if the request needs no response, as an acknowledgement.
+    /// Returns the names to report in a response; `None` if the request needs no response: it is an acknowledgement.
     ///
     /// `serves` is true if the client has asked for a type that is served.
     pub(super) fn request<K: ResourceKind>(

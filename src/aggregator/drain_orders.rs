@@ -35,7 +35,8 @@ const ORDERS_MAX: usize = 100;
 pub const LINE_BYTES_MAX: u64 = 4_096;
 /// The limits of the file. A document is quoted where the line has registries, too.
 const LIST: LineFile = LineFile { name: "drains", lines_max: ORDERS_MAX, line_bytes_max: 4 * LINE_BYTES_MAX };
-/// The time after which a live registry shows what was written to it. What it shows from then on holds, whoever has written it.
+/// The time after which a live registry shows a document that was written to it. From then on the document in the registry holds,
+/// whoever has written it.
 const SHOWN_WITHIN: Duration = Duration::from_secs(10);
 
 /// The orders of this gateway's operators; cheap to clone.

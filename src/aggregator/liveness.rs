@@ -230,8 +230,8 @@ impl Results {
         }
     }
 
-    /// Returns the round-trip times that steering uses, by network and by the network of the viewer. What this replica has
-    /// measured holds in both directions, and before what a peer reports.
+    /// Returns the round-trip times that steering uses, by network and by the network of the viewer. A time that this
+    /// replica has measured holds in both directions, and wins over a time that a peer reports.
     fn round_trips(&self) -> BTreeMap<Network, RoundTrips> {
         let mut all: BTreeMap<Network, RoundTrips> = BTreeMap::new();
         let mut add = |to: &Network, from: &Network, time, by| {

@@ -145,8 +145,8 @@ impl Handle {
         answer.await.map_err(|_| NotAccepted::Ended)?
     }
 
-    /// Returns what a later process of this gateway needs to know. Once it has returned, the newest snapshot has all results of probes
-    /// that were given before.
+    /// Returns the beliefs for a later process of this gateway. When this function returns, the newest snapshot has all results of
+    /// probes that were given before.
     pub async fn beliefs(&self) -> Recalled {
         let (reply, answer) = oneshot::channel();
         // If the owner task has ended, nothing is known.

@@ -190,8 +190,8 @@ impl<'a, L: Load> Eligible<'a, L> {
 
     /// Computes the share of traffic of each level (`docs/standalone.md, "Which endpoint is chosen"`). The nearest level is
     /// filled first; the next gets a proportional part if less than 70 % of the nearest is healthy. If all levels together are
-    /// too small, they share in proportion to their capacity. Only levels of this role get a share. What drains take of a level
-    /// goes to the next one.
+    /// too small, they share in proportion to their capacity. Only levels of this role get a share. The weight that drains take
+    /// from a level goes to the next one.
     fn select(&self, tier: Tier, role: Role) -> Selection {
         let levels = self.ask.candidates.levels();
         let mut picks: Vec<Picks> =

@@ -38,7 +38,7 @@ pub(super) struct Reading {
     pub(super) output: Format,
 }
 
-/// Which connections are shown.
+/// The connections that are shown.
 #[derive(Debug, Default, Args)]
 pub(super) struct Filter {
     /// Only connections that ended for this reason

@@ -2,8 +2,8 @@
 //! word. A client on a network calls through the gateways that its view has; without a network, the call goes to this gateway's
 //! own listener.
 //!
-//! The host of the command must reach the addresses, as the client would. What a gateway has decided is known only of the gateway whose
-//! admin API answers; of others, only their TLS alerts are.
+//! The host of the command must reach the addresses, as the client would. The decision of a gateway is known only if its admin API
+//! answers; other gateways show only a TLS alert.
 
 use std::io::Write;
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};

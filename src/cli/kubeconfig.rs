@@ -21,7 +21,7 @@ pub(super) const EXAMPLES: &str = "Examples:
 
 With reader.create=true, the chart creates the service account and its token.";
 
-/// Which account's kubeconfig is printed.
+/// The account whose kubeconfig is printed.
 #[derive(Debug, Args)]
 pub(super) struct Arguments {
     /// Name under which other gateways know the cluster

@@ -30,7 +30,7 @@ impl Opened {
     }
 }
 
-/// Reports pairs of addresses of which only one could be bound.
+/// Reports pairs of addresses that cannot both be bound.
 pub(super) fn collisions(opened: &[Opened], problems: &mut Problems) {
     for (index, one) in opened.iter().enumerate() {
         for other in &opened[..index] {

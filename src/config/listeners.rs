@@ -196,8 +196,8 @@ fn fits_protocol(
     }
 }
 
-/// Reads whether a PROXY header is required. If it is, `from` must be present, because otherwise everybody could announce any
-/// address.
+/// Reads whether a PROXY header is required. With a required header, `from` must be present, because otherwise everybody could
+/// announce any address.
 fn proxy_protocol(fields: &Fields<'_>, path: &Path<'_>, problems: &mut Problems) -> ProxyProtocol {
     let path = path.key(keys::Listener::PROXY_PROTOCOL.name());
     let of = fields.map(&keys::Listener::PROXY_PROTOCOL);

@@ -1,8 +1,8 @@
 //! The one model of what the original does with a connection: rules in order, whose first match decides. The parsers of all programs
 //! write it, and `site` makes listeners and routes of it.
 //!
-//! A condition that is not understood is true for some clients and false for others, so what a rule with it refuses is more than what
-//! it surely matches. [`Walk`] keeps the sources that are admitted whatever such a condition turns out to be.
+//! A condition that is not understood is true for some clients and false for others, so a rule with it may refuse more clients
+//! than those that the other conditions match. [`Walk`] keeps the sources that are admitted in both cases.
 
 use super::draft::Target;
 use super::names::{Key, Pattern, Share};

@@ -1,5 +1,5 @@
-//! Makes listeners and routes of the rules of one frontend or server. What the original refuses is never admitted: a rule that has no
-//! exact counterpart takes away what it could have refused, and the draft says so at its place.
+//! Makes listeners and routes of the rules of one frontend or server. A connection that the original refuses is never admitted: a
+//! rule that has no exact counterpart takes away all routes that it could have refused, and the draft says so at its place.
 
 use std::collections::{BTreeMap, BTreeSet};
 

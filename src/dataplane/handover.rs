@@ -199,7 +199,7 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
         age: accepted.elapsed(),
         asked: asked.map(|asked| asked.elapsed()),
         idle: now.saturating_sub(moved),
-        // The age is counted again, and an end that was set because this process stops is its own.
+        // The new process counts the age again. An end that was set because this process stops does not concern it.
         drained_in: core.scheduled.borrow().has(entry.id()).then(|| retirement.drained_in(now)).flatten(),
         up: up.carried(owed_up),
         down: down.carried(owed_down),

@@ -15,9 +15,9 @@
 //!
 //! The files:
 //!
-//! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` refuses; `connect` chooses an endpoint
-//!   (`balancer`) and dials it, `relay` passes bytes. `connection` runs all these steps for a connection by SNI, `hbone`
-//!   for CONNECT.
+//! - `listener` accepts, `peek` reads the PROXY header and the hello and asks for admission, `refuse` refuses; `connect` chooses an
+//!   endpoint (`balancer`) and dials it, `relay` passes bytes. `connection` runs all these steps for a connection by SNI, `hbone`
+//!   for CONNECT. The step in which a connection ends says the reason.
 //! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the
 //!   state that its connections borrow, `entry` one connection in its table, with the record that each step fills in. `shared` is
 //!   the state that all workers share, `handle` the interface to the rest of the program.

@@ -11,7 +11,7 @@ pub struct Place {
     pub worker: usize,
     /// The key in the worker's table.
     pub key: usize,
-    /// The id of the connection, as another connection may get its key.
+    /// The id of the connection. When the connection has ended, another one may get its key, but never its id.
     pub id: u64,
 }
 

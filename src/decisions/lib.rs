@@ -1,7 +1,7 @@
 //! The pure functions over a snapshot. Each question is answered by one function, which the data path, xDS, DNS, `explain`, `horizon`
 //! and the tests call alike.
 //!
-//! - Admission: [`admit`] (its request and answer: [`decision`]); [`dialled`]: the endpoints that can be dialled.
+//! - Admission: [`admit`], which also writes the steps that `explain` prints (its request and answer: [`decision`]); [`dialled`]: the endpoints that can be dialled.
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
 //!   its arithmetic only, [`steering`] the division among networks).
 //! - Explanations: [`omitted`], [`near`], [`missing`].

@@ -178,8 +178,9 @@ pub fn own_least(max_remote_percent: u8) -> u32 {
 /// sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
 ///
 /// First, networks with a fixed share get it. The rest goes ring by ring: a ring takes what its groups have room for, in
-/// proportion to their rooms, less what drains take away. What no ring has room for is divided in proportion to ready endpoints.
-/// Last, `max_remote_percent` limits what leaves the viewer's network.
+/// proportion to their rooms, less what drains take away. Calls that no ring has room for are divided in proportion to ready
+/// endpoints.
+/// Last, `max_remote_percent` limits the calls that leave the viewer's network.
 pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
     let portions = portions(groups);
     let mut shares = in_parts(&portions, PARTS);

@@ -205,7 +205,7 @@ pub struct Entry {
     pub stands_for: Share,
     /// The weight that planned drains take away, so that it is not in `stands_for`; `None`: nothing.
     pub drained: Option<Box<Share>>,
-    /// The role: an entry of which drains leave nothing is in reserve.
+    /// The role: an entry is in reserve if drains leave nothing of it.
     pub role: Role,
     /// The health of the endpoint; gateways are always healthy.
     pub health: Health,
@@ -319,7 +319,7 @@ struct Horizon<'a> {
     has_drained: bool,
     /// The summed weight of endpoints that are not ready, by network. Draining endpoints do not count.
     not_ready: BTreeMap<Network, u64>,
-    /// The networks of which no gateway answers that the viewer can use.
+    /// The networks without an answering gateway that the viewer can use.
     silent: BTreeSet<Network>,
     near: BTreeMap<SocketAddr, Entry>,
     far: BTreeMap<Network, RemoteEndpoints>,
@@ -390,7 +390,7 @@ impl<'a> Horizon<'a> {
         Some(())
     }
 
-    /// Returns the parts of [`PARTS`] with which something counts of which drains leave `left`.
+    /// Returns the parts of [`PARTS`] with which an endpoint or gateway counts, if drains leave `left` of it.
     fn parts(&self, left: u16) -> u16 {
         match self.pass {
             Pass::Regular => left,
@@ -513,7 +513,7 @@ impl<'a> Horizon<'a> {
         self.port.rules.iter().filter(move |rule| is_for(rule, viewer))
     }
 
-    /// Returns true if the endpoint is among those of which a gateway chooses the TLS mode.
+    /// Returns true if the endpoint is among those from which a gateway chooses the TLS mode of the port.
     fn may_be_chosen(&self, endpoint: &PortEndpoint<'_>) -> bool {
         self.tls == ExportTls::Own || !endpoint.needs_own(self.asked())
     }

@@ -96,7 +96,7 @@ struct HeldService {
 #[derive(Default)]
 struct HeldWorkload {
     version: Box<str>,
-    /// The services of which the workload is an endpoint.
+    /// The services that have the workload as endpoint.
     services: Vec<Arc<str>>,
     left_out: Option<LeftOut>,
     /// The items made of the workload, beside the endpoints.

@@ -81,8 +81,8 @@ fn of_service(
     slices
 }
 
-/// Returns the name of a slice. What cannot change in a slice, and its ports, are part of it, so that a change of the endpoints of
-/// one cluster changes no other slice, and all replicas use the same names.
+/// Returns the name of a slice. The fields that cannot change, and the ports, are part of the name, so that a change of the
+/// endpoints of one cluster changes no other slice, and all replicas use the same names.
 fn name(content: &SliceContent, number: usize) -> String {
     let SliceContent { service, cluster, is_ipv6, ports, .. } = content;
     let text = format!("{cluster}/{is_ipv6}/{ports:?}/{number}");

@@ -57,11 +57,11 @@ pub(super) struct Duty {
     pub(super) subject: &'static str,
     /// The value of the chart that grants the right.
     pub(super) grant: &'static str,
-    /// What a right that is not granted is.
+    /// How a missing right is judged.
     pub(super) lack: Lack,
 }
 
-/// What the lack of the right to write is.
+/// The judgement on a missing right to write.
 #[derive(Clone, Copy, Debug)]
 pub(super) enum Lack {
     /// A choice of the operator: nothing in the config asks for these writes.

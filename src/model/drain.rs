@@ -120,9 +120,9 @@ pub struct Drain {
 }
 
 impl Drain {
-    /// Returns the parts of [`PARTS`] that are left at a time in seconds since 1970 of a target of which an order of the same source
-    /// had left `before`; `None` if the drain has ended. It decides for orders of every source: an order never raises what is left,
-    /// unless it is meant to.
+    /// Returns the parts of [`PARTS`] of the target that are left at a time in seconds since 1970; `None` if the drain has ended.
+    /// `before` are the parts that an earlier order of the same source had left. Whatever the source, an order never raises the parts
+    /// that are left, unless it says so (`raise`).
     pub fn left_after(&self, before: Option<u16>, now: u64) -> Option<u16> {
         let left = self.parts_left(now)?;
         let most =
@@ -152,8 +152,8 @@ impl Drain {
         PARTS / 100 * u16::from(self.to_percent.min(100))
     }
 
-    /// Returns the order that takes the place of one of the same target, of which `left` parts are left at the time `now`: it begins
-    /// so much earlier that its ramp goes on from there, or is at its end.
+    /// Returns this order as it takes the place of another one for the same target, while the target has `left` parts at the time
+    /// `now`: it begins so much earlier that its ramp goes on from there, or is at its end.
     #[must_use]
     pub fn going_on_from(self, left: u16, now: u64) -> Self {
         let over = u128::from(self.over.as_secs());

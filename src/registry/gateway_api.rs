@@ -15,7 +15,8 @@ use isthmus_settings::backend::Backend;
 pub struct Place {
     /// The port.
     pub port: u16,
-    /// The address of this process to which clients connect; `None`: all addresses of which no other place has this port.
+    /// The address of this process to which clients connect; `None`: all addresses, except where another place has this
+    /// port of an address.
     pub address: Option<IpAddr>,
 }
 
@@ -108,7 +109,8 @@ pub struct Claim {
     /// The listener to which the route is attached.
     #[serde(default)]
     pub listener: ListenerKey,
-    /// The names as the route has them, of which those of the listener apply; `None`: every connection, of which no hello is read.
+    /// The names as the route has them; those that the listener has too apply. `None`: the route takes every connection, and no hello
+    /// is read.
     #[serde(with = "optional_pattern")]
     pub name: Option<NamePattern>,
 }

@@ -67,7 +67,7 @@ pub struct Origin {
     pub standing: Standing,
     /// The addresses to which host names of the registry's endpoints may resolve.
     pub addresses: AddressScope,
-    /// Tells who says the TLS modes of the endpoints. It follows from the kind of the registry and is not in the copies on disk, so
+    /// The source of the TLS modes of the endpoints. It follows from the kind of the registry and is not in the copies on disk, so
     /// that a copy of an earlier version is read like one of this version.
     pub tls: TlsSource,
 }

@@ -30,7 +30,7 @@ impl ExportTls {
 
 isthmus_model::words!(ExportTls);
 
-/// Tells who says the TLS modes of a registry's endpoints.
+/// The source of the TLS modes of a registry's endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum TlsSource {
     /// An operator has written them, or a peer has sent them.

@@ -54,7 +54,7 @@ impl Listener {
 /// because every client could forge one.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub enum ProxyProtocol {
-    /// Connections have no header. A connection that begins with one is refused, as it is not TLS.
+    /// Connections have no header. A connection that begins with one is refused, because it is not TLS.
     #[default]
     Forbid,
     /// Each connection begins with a header, which announces the client's address.

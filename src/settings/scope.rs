@@ -21,7 +21,7 @@ pub struct RegistryScope {
     pub finds_network: bool,
     /// The addresses that the endpoints of the registry may have.
     pub addresses: AddressScope,
-    /// Tells who says the TLS modes of the endpoints.
+    /// The source of the TLS modes of the endpoints.
     pub tls: TlsSource,
 }
 

@@ -123,8 +123,8 @@ impl Drains {
         Self(all)
     }
 
-    /// Returns what the drains of the config and of registries have left. What an order of an operator begins from is decided when it is
-    /// given.
+    /// Returns the parts that the drains of the config and of registries have left. The part from which an order of an operator
+    /// begins is decided when the order is given.
     pub fn left(&self) -> Left {
         let documents = self.0.iter().filter(|active| active.source != DrainSource::Operator);
         let mut all = Left::default();

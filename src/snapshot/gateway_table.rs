@@ -235,7 +235,7 @@ impl GatewayTable {
         Some(Holder { listener: &chosen.key, route: routes(chosen).find_map(applies) })
     }
 
-    /// Returns the route of connections to a port of Gateways of which no hello is read.
+    /// Returns the route of connections whose hello is not read, to a port of Gateways.
     pub fn raw(&self, port: u16, address: Option<IpAddr>) -> Option<&Arc<RouteEntry>> {
         let claimed = self.claimed.get(&self.place(port, address))?;
         claimed.raw.first().map(|first| &first.entry)

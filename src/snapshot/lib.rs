@@ -156,8 +156,8 @@ impl Snapshot {
     }
 
     /// Returns the drains in force that operators see: those of the config and of operators, and those of registries that concern an
-    /// endpoint or a gateway. Whoever can write into a registry can make drains of what is not the registry's own. An order of which
-    /// this gateway has a copy is shown once.
+    /// endpoint or a gateway. Other drains of registries are left out, because whoever can write into a registry can write drains for
+    /// targets that are not its own. An order that this gateway has a copy of is shown once.
     pub fn effective_drains(&self) -> impl Iterator<Item = &ActiveDrain> {
         let copies = self.drains.0.iter().filter(|drain| drain.source == DrainSource::Operator);
         let has_copy = move |one: &ActiveDrain| copies.clone().any(|copy| copy.drain == one.drain);

@@ -406,8 +406,8 @@ impl ServiceView {
     }
 
     /// Returns the endpoints of a subset that the port does not get because of their registry, each as network, cluster, weight
-    /// and the standing of the registry because of which they are not used. Without a standing, there is a conflict: the registry
-    /// uses the name or number of the port for another port than an earlier registry does.
+    /// and the standing of the registry that keeps them out. Without a standing, it is a conflict: the registry uses the name or
+    /// number of the port for another port than an earlier registry does.
     pub fn endpoints_left_out<'a>(
         &'a self,
         port: &'a PortView,

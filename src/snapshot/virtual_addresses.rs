@@ -206,7 +206,7 @@ pub struct VirtualAddresses {
     addressless: usize,
 }
 
-/// The time of export and the name of a service, and the family of which it has no address.
+/// The time of export and the name of a service, and the family in which it has no address.
 type Lack = (u64, HostName, Family);
 
 /// Returns the import record of a service; `None` if the name is not that of an imported service.

@@ -1,5 +1,5 @@
-//! The hand-over to a new process of the same gateway: the messages on the upgrade socket, and the socket itself. What the
-//! messages cause is in `isthmus-dataplane` (connections) and `isthmus-app` (everything else).
+//! The hand-over to a new process of the same gateway: the messages on the upgrade socket, and the socket itself. The
+//! messages are executed in `isthmus-dataplane` (connections) and `isthmus-app` (everything else).
 //!
 //! - `message`: the messages of both processes, in their order. `record`: the record of one live connection.
 //! - `belief`: what a process has learnt, which the state folder keeps as well.

@@ -65,7 +65,7 @@ pub enum Message {
     },
     /// The new process could serve at once.
     Ready {
-        /// What the new process has room for; `None` if an older program did not send it.
+        /// The room that the new process has; `None` if an older program did not send it.
         #[serde(default)]
         room: Option<Room>,
     },
@@ -141,7 +141,7 @@ pub struct SocketName {
     pub key: String,
 }
 
-/// What a process has room for.
+/// The room that a process has for connections.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Room {
     /// The number of descriptors that it may have open.

@@ -1,5 +1,5 @@
-//! The WDS server: ztunnels get the workloads, services and policies of the mesh as seen from their own network. Which endpoints and
-//! gateways these are, and how calls are divided among them, is decided in [`isthmus_snapshot::view`].
+//! The WDS server: ztunnels get the workloads, services and policies of the mesh as seen from their own network. The endpoints and
+//! gateways of a network, and the division of calls among them, are decided in [`isthmus_snapshot::view`].
 //!
 //! ```text
 //!  Snapshot ──Reader──▶ hub: one task per viewer ──▶ table: all resources of the viewer, and indexes

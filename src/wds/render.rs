@@ -1,5 +1,5 @@
-//! The resources of WDS, made from a snapshot for a viewer. Which endpoints and gateways a viewer gets, and how calls are divided
-//! among them, is decided in [`isthmus_snapshot::view`]; this file expresses the decision in the messages of ztunnels.
+//! The resources of WDS, made from a snapshot for a viewer. The endpoints and gateways of a viewer, and the division of calls among
+//! them, are decided in [`isthmus_snapshot::view`]; this file expresses the decision in the messages of ztunnels.
 //!
 //! - A neighbour is a workload with its addresses. It serves several services, so that it is made from all of them.
 //! - Everything else is one workload without addresses per network, gateway and service, behind the gateway.
@@ -479,7 +479,7 @@ pub fn uid_of_address(ip: IpAddr, viewer: &Viewer) -> Arc<str> {
     format!("Endpoint/{}/{ip}", viewer.network).into()
 }
 
-/// Returns a neighbour as a workload with the services of which it is a member, by their names.
+/// Returns a neighbour as a workload, with the services that it is a member of, by their names.
 pub fn neighbour(of: &Neighbour<'_>, members: &[(Arc<str>, &Member)], viewer: &Viewer) -> Made {
     let first = members.first().map(|(_, member)| *member);
     let is_ready = members.is_empty() || members.iter().any(|(_, member)| member.is_ready);

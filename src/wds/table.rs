@@ -105,7 +105,7 @@ pub struct Work {
     pub services: BTreeSet<HostName>,
     /// The addresses at which workloads may differ.
     addresses: BTreeSet<IpAddr>,
-    /// The services of which workloads may have come or gone.
+    /// The services that may have gained or lost workloads.
     regrouped: BTreeSet<HostName>,
 }
 

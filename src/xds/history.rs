@@ -62,7 +62,7 @@ impl ClusterHistory {
         Kept { peers: entry.peers.clone(), connect_timeout: entry.connect_timeout.value() }
     }
 
-    /// Returns the services of which a connect timeout may change if they are rendered now.
+    /// Returns the services with a connect timeout that may change if they are rendered now.
     pub fn due(&self, now: Instant) -> Vec<HostName> {
         let is_due = |entry: &Entry| entry.connect_timeout.is_due(now);
         let due = self.0.iter().filter(|ports| ports.value().values().any(is_due));

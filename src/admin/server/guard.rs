@@ -1,4 +1,4 @@
-//! Which requests the admin listener accepts: none from web pages, and requests about enrolments only from the own host.
+//! The requests that the admin listener accepts: none from web pages, and requests about enrolments only from the own host.
 
 use std::net::{IpAddr, SocketAddr};
 

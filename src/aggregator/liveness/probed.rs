@@ -160,8 +160,8 @@ impl Probed {
         self.took.is_none() && self.failed > 0 && self.fault == Some(Fault::Refused)
     }
 
-    /// Returns true if this process has judged the address: a second probe has no part in it if the first has succeeded, or if it
-    /// cannot take the address out.
+    /// Returns true if this process has judged the address: its first probe has succeeded or cannot change the verdict, or its
+    /// second probe has ended.
     pub(super) fn is_judged(&self) -> bool {
         let may_be_dead = self.took.is_some() || self.is_unknown_and_refuses();
         let is_certain = self.is_out || self.failed == 0 || !may_be_dead;

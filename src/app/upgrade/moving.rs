@@ -58,7 +58,8 @@ pub(crate) struct Giving {
 pub(crate) enum Given {
     /// No connection is left in this process.
     All,
-    /// The new process has died, or was ended because it hangs. These are the listening sockets, of which nobody accepts connections.
+    /// The new process has died, or was ended because it hangs. The listening sockets, on which nobody accepts connections, come
+    /// back.
     Died(Vec<(SocketName, OwnedFd)>),
 }
 

@@ -20,7 +20,7 @@ const ANSWERED_WITHIN: Duration = Duration::from_secs(5);
 /// The time without any answer after which the process hangs.
 const HANGS_AFTER: Duration = Duration::from_secs(10);
 
-/// What is known of the new process.
+/// The state of the new process, as far as this process knows it.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(super) enum Health {
     /// It was not asked yet, or has not answered.

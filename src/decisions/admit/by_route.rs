@@ -192,7 +192,7 @@ fn admit_backend(
         Requested::Nothing => None,
         Requested::ServerName(_) | Requested::Authority(_) => view.candidates("", AskedBy::Hostname),
     };
-    // The route says what the backend's port speaks, so that endpoints of which nobody has declared it are used, too.
+    // The route says what the backend's port speaks, so that endpoints without a declared mode are used, too.
     let candidates =
         by_name.filter(|candidates| !candidates.is_empty()).or_else(|| view.candidates("", AskedBy::Tcp));
     connectable(candidates.cloned(), None, Permit::GatewayRoute, matched, trace)

@@ -86,7 +86,7 @@ impl Horizon<'_> {
         let has_own = !cluster.as_str().is_empty() && usable.iter().any(|usable| own(&usable));
         let mut ways: Vec<&UsableGateway<'_>> =
             usable.iter().filter(|usable| !has_own || own(usable)).collect();
-        // The gateways of which drains leave nothing are in reserve, and so is the cluster if there are no others.
+        // Gateways that drains have emptied are in reserve, and so is the cluster if it has no others.
         let count = ways.len();
         ways.retain(|way| left(way) > 0);
         self.has_drained |= ways.len() < count;

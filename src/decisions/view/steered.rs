@@ -107,7 +107,7 @@ impl Horizon<'_> {
         all
     }
 
-    /// Adds the groups of which drains leave nothing. Their entries are in reserve, at this priority.
+    /// Adds the groups that drains have emptied. Their entries are in reserve, at this priority.
     pub(super) fn add_drained_groups(&self, entries: &[Entry], priority: u32, groups: &mut Vec<Group>) {
         if !self.steering.is_on() {
             return;

@@ -77,8 +77,8 @@ impl Watched for DestinationRule {
     }
 }
 
-/// Marks the services that the host of a rule in this namespace names. Which of the rules for a service counts is found again for each
-/// of them.
+/// Marks the services that the host of a rule in this namespace names. For each of them, the rule that
+/// counts is then found again.
 fn mark_host(host: &str, rule_namespace: &Arc<str>, tables: &mut Tables) {
     if let Some(suffix) = host.strip_prefix('*') {
         let domain = &tables.spec.cluster_domain;

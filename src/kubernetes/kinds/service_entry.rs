@@ -1,5 +1,5 @@
-//! ServiceEntries: services by host name, with endpoints of their own, or with the pods and WorkloadEntries that they select. Which of
-//! them has a host, and what its endpoints are, is in `entries`.
+//! ServiceEntries: services by host name, with endpoints of their own, or with the pods and WorkloadEntries that they select.
+//! `entries` finds the one that has a host, and its endpoints.
 
 use std::net::IpAddr;
 use std::sync::Arc;

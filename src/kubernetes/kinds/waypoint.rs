@@ -1,4 +1,5 @@
-//! Gateways of the Gateway API as waypoints: the traffic that they take, and of which namespaces. Who uses which is in `index::waypoints`.
+//! Gateways of the Gateway API as waypoints: the traffic that they take, and its namespaces. `index::waypoints` finds the
+//! waypoint of a service.
 
 use super::class_gateway::AllowedNamespaces;
 use super::{Facts, Namespaces, Reading, Tables, Watched};

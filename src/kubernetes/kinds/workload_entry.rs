@@ -1,5 +1,5 @@
-//! WorkloadEntries: workloads outside of pods, such as virtual machines. ServiceEntries have endpoints of the same form. Which services
-//! have them as endpoints is in `entries`.
+//! WorkloadEntries: workloads outside of pods, such as virtual machines. ServiceEntries have endpoints of the same form.
+//! `entries` finds the services that have them as endpoints.
 
 use std::collections::BTreeMap;
 use std::net::IpAddr;
@@ -16,7 +16,7 @@ use isthmus_model::endpoint::{Health, Labels, OwnPorts, Weight};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{Locality, Network};
 
-/// The annotation of WorkloadEntries whose health is checked. Without it they are healthy.
+/// The annotation of WorkloadEntries whose health is checked. Entries without the annotation are healthy.
 const HEALTH_CHECKS: &str = "proxy.istio.io/health-checks-enabled";
 
 objects! {

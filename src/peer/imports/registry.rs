@@ -166,7 +166,7 @@ impl Follower {
         if self.imports() {
             return vec![Change::Failed(vec!["there is no link with the peer yet".to_owned()])];
         }
-        // The peer is asked for nothing, so the registry is complete without a link. What an earlier config has imported goes.
+        // The peer is asked for nothing, so the registry is complete without a link. Imports of an earlier config go.
         vec![Change::Forget, Change::Begin, Change::Complete]
     }
 

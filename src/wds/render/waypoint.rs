@@ -15,7 +15,7 @@ use isthmus_snapshot::service_view::{Part, ServiceView};
 pub(super) struct WaypointOf<'a> {
     pub(super) told: Option<&'a Waypoint>,
     pub(super) address: Option<proto::GatewayAddress>,
-    /// The workload of a waypoint of which only the address is known.
+    /// The workload of a waypoint that is known only by its address.
     pub(super) workload: Option<Made>,
     /// The identities of the waypoints to which gateways lead, although ztunnels get no waypoint.
     pub(super) behind: Vec<&'a Identity>,

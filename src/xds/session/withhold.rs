@@ -49,9 +49,9 @@ impl Withhold {
         differs
     }
 
-    /// Returns true if a client does not get a change of a resource of this service, of which it has `earlier`. The change
-    /// would remove or empty the resource, or would take endpoints from the client and no registry in use has changed the
-    /// service. `next` is the resource after the change.
+    /// Returns true if a client does not get a change of a resource of this service, because the change would remove or empty the
+    /// resource, or take endpoints from the client although no registry in use has changed the service. `earlier` is the resource
+    /// that the client has, `next` the resource after the change.
     pub(super) fn withholds(&self, hostname: &HostName, earlier: Earlier, next: Option<&Resource>) -> bool {
         let hostname = hostname.as_str();
         let is_gone = next.is_none_or(|resource| resource.is_empty);
