@@ -287,37 +287,67 @@ impl Beliefs {
     /// Returns true if the beliefs differ from these, apart from the times at which they were known and from measured times, which
     /// change all the time.
     pub fn differ_from(&self, others: &Self) -> bool {
-        self.clone().timeless() != others.clone().timeless()
+        let Self { names, gateways, distances, holds, endpoints, checks } = self;
+        let is_same = same(names, &others.names, NameBelief::lasting)
+            && same(gateways, &others.gateways, GatewayBelief::lasting)
+            && same(distances, &others.distances, DistanceBelief::lasting)
+            && same(holds, &others.holds, HoldBelief::lasting)
+            && same(endpoints, &others.endpoints, EndpointBelief::lasting)
+            && same(checks, &others.checks, CheckBelief::lasting);
+        !is_same
     }
+}
 
-    fn timeless(mut self) -> Self {
-        for name in &mut self.names {
-            name.used = Moment::default();
-        }
-        for gateway in &mut self.gateways {
-            let GatewayBelief { probed, took, good, failed, minimum, outages, .. } = gateway;
-            (*probed, *good, *failed, *minimum) = (Moment::default(), 0, 0, None);
-            *took = took.map(|_| Duration::ZERO);
-            outages.iter_mut().for_each(|outage| *outage = Moment::default());
-        }
-        for distance in &mut self.distances {
-            distance.known = Moment::default();
-            (distance.reported, distance.differs_since) =
-                (distance.reported.map(|_| Default::default()), None);
-        }
-        for hold in &mut self.holds {
-            hold.until = Moment::default();
-        }
-        for endpoint in &mut self.endpoints {
-            endpoint.used = Moment::default();
-            endpoint.ejected_until = endpoint.ejected_until.map(|_| Moment::default());
-            endpoint.not_tls = endpoint.not_tls.map(|_| Moment::default());
-            (endpoint.failed_at, endpoint.silent_at) = (None, None);
-        }
-        for check in &mut self.checks {
-            check.checked = Moment::default();
-        }
-        self
+/// Returns true if both lists have the same parts, as `part` returns them, in the same order.
+fn same<'a, B, P: PartialEq>(one: &'a [B], other: &'a [B], part: impl Fn(&'a B) -> P) -> bool {
+    one.iter().map(&part).eq(other.iter().map(&part))
+}
+
+// The parts of beliefs whose change is worth a write to disk. The others change with each probe or connection.
+
+impl NameBelief {
+    fn lasting(&self) -> impl PartialEq + '_ {
+        let Self { name, addresses, targets, used: _, missing_since } = self;
+        (name, addresses, targets, missing_since)
+    }
+}
+
+impl GatewayBelief {
+    fn lasting(&self) -> impl PartialEq + '_ {
+        let Self {
+            address, best, is_out, failing_since, fault, outages, stopping_since, silent_since, ..
+        } = self;
+        let times = (failing_since, stopping_since, silent_since);
+        (address, self.took.is_some(), best, is_out, fault, outages.len(), times)
+    }
+}
+
+impl DistanceBelief {
+    fn lasting(&self) -> impl PartialEq + '_ {
+        let Self { to, from, reported, used, known: _, differs_since: _ } = self;
+        (to, from, reported.is_some(), used)
+    }
+}
+
+impl HoldBelief {
+    fn lasting(&self) -> impl PartialEq + '_ {
+        let Self { registry, until: _, is_emptied, items } = self;
+        (registry, is_emptied, items)
+    }
+}
+
+impl EndpointBelief {
+    fn lasting(&self) -> impl PartialEq + '_ {
+        let Self { group, address, first, failures, not_counted, silences, last_failure, .. } = self;
+        let is_left_out = (self.ejected_until.is_some(), self.not_tls.is_some());
+        (group, address, first, failures, not_counted, silences, is_left_out, last_failure)
+    }
+}
+
+impl CheckBelief {
+    fn lasting(&self) -> impl PartialEq + '_ {
+        let Self { address, checked: _, failed, unhealthy, last_failure } = self;
+        (address, failed, unhealthy, last_failure)
     }
 }
 
