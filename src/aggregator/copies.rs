@@ -17,11 +17,10 @@ use tokio::sync::{Notify, mpsc};
 use tokio::time::Instant;
 
 use self::codec::CopyFault;
-use super::{drains_left, leases};
+use super::leases;
 use isthmus_files::whole_file::{NEW, remove, write_whole};
 use isthmus_registry::change::Item;
 use isthmus_registry::shard::Shard;
-use isthmus_snapshot::drains::Left;
 use isthmus_snapshot::virtual_addresses::Leases;
 
 /// The longest part of a registry's name in a file name, in bytes.
@@ -66,10 +65,6 @@ struct Orders {
     leases: Option<Leases>,
     /// The time at which the leases were last written.
     leases_written: Option<Instant>,
-    /// The shares that drains have left of their targets.
-    left: Left,
-    /// True if `left` differs from the file in the state folder.
-    left_differs: bool,
 }
 
 /// The treatment of copies of registries that the config does not have.
@@ -94,7 +89,6 @@ impl CopyStore {
     /// Sets the registries whose copies are kept below `dir`, and what happens to the copies of other registries.
     pub(super) fn keep(&self, dir: Option<&Path>, registries: BTreeSet<Arc<str>>, others: OtherCopies) {
         let mut orders = self.orders();
-        orders.left_differs |= orders.state.as_deref() != dir;
         orders.state = dir.map(Path::to_owned);
         orders.folder = dir.map(|dir| Folder(dir.join("registries")));
         orders.store.retain(|name, _| registries.contains(name));
@@ -131,16 +125,6 @@ impl CopyStore {
         let mut orders = self.orders();
         if orders.state.is_some() {
             orders.leases = Some(leases.clone());
-            self.shared.ordered.notify_one();
-        }
-    }
-
-    /// Orders the write of what drains have left of their targets, if it differs from what was ordered last.
-    pub(super) fn store_left(&self, left: &Left) {
-        let mut orders = self.orders();
-        if orders.left != *left {
-            orders.left.clone_from(left);
-            orders.left_differs = true;
             self.shared.ordered.notify_one();
         }
     }
@@ -206,13 +190,7 @@ impl CopyStore {
         // Locked before orders are taken: otherwise the end of the process would find neither an order nor a write to wait for. If the
         // lock is poisoned, a thread that panicked may have left an incomplete file. Such a file is written again.
         let _writing = self.shared.writing.lock().unwrap_or_else(PoisonError::into_inner);
-        let Due { state, leases, left, folder, only, store, load } = self.orders().due(now);
-        if let Some(Err(error)) =
-            state.as_ref().zip(left).map(|(state, left)| drains_left::store(state, &left))
-        {
-            self.orders().left_differs = true;
-            tracing::error!(%error, "what drains have left of their targets cannot be written to the state folder");
-        }
+        let Due { state, leases, folder, only, store, load } = self.orders().due(now);
         let Some(folder) = folder else {
             return load.into_iter().map(|name| CopyEvent::Read(name, Ok(None))).collect();
         };
@@ -244,7 +222,6 @@ impl CopyStore {
 struct Due {
     state: Option<PathBuf>,
     leases: Option<Leases>,
-    left: Option<Left>,
     folder: Option<Folder>,
     only: Option<BTreeSet<Arc<str>>>,
     store: BTreeMap<Arc<str>, Arc<Shard>>,
@@ -259,7 +236,6 @@ impl Orders {
             return !self.load.is_empty();
         }
         self.only.is_some()
-            || self.left_differs
             || !self.load.is_empty()
             || self.store.keys().any(|name| !self.written.get(name).is_some_and(waits))
             || (self.leases.is_some() && !self.leases_written.as_ref().is_some_and(waits))
@@ -290,8 +266,7 @@ impl Orders {
             self.leases_written = Some(now);
         }
         let (state, folder) = (self.state.clone(), self.folder.clone());
-        let left = std::mem::take(&mut self.left_differs).then(|| self.left.clone());
-        Due { state, leases, left, folder, only: self.only.take(), store, load }
+        Due { state, leases, folder, only: self.only.take(), store, load }
     }
 
     /// Returns the time at which the next copy is due.

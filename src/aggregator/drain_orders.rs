@@ -11,7 +11,6 @@ use serde_json::json;
 use tokio::sync::oneshot;
 use tokio::time::Instant;
 
-use super::drains_left;
 use super::etcd::store;
 use super::owner::Handle;
 use super::spec::etcd::EtcdSpec;
@@ -22,7 +21,7 @@ use isthmus_files::line_file::LineFile;
 use isthmus_files::whole_file::set_aside;
 use isthmus_model::drain::{Drain, DrainTarget};
 use isthmus_model::time::unix_seconds;
-use isthmus_snapshot::drains::{DrainSource, Drains, Left};
+use isthmus_snapshot::drains::{DrainSource, Drains};
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_world::Reader;
@@ -176,27 +175,23 @@ impl DrainOrders {
         self.kept().orders.iter().map(|order| order.drain.clone()).collect()
     }
 
-    /// Returns the documents of all orders, and what drains of documents have left, which [`take_over`](Self::take_over) reads.
+    /// Returns the documents of all orders, which [`take_over`](Self::take_over) reads.
     pub fn documents(&self) -> Vec<String> {
-        let mut all: Vec<String> = self.kept().orders.iter().map(Order::line).collect();
-        all.extend(drains_left::lines(&self.reader.latest().drains.left()));
-        all
+        self.kept().orders.iter().map(Order::line).collect()
     }
 
     /// Replaces all orders by those of an earlier process, and keeps them in the state folder. Returns those that have an effect.
     pub async fn take_over(&self, documents: &[String]) -> Vec<Arc<Drain>> {
         let _turn = self.turn.lock().await;
-        let (mut orders, mut left) = (Vec::new(), Left::default());
+        let mut orders = Vec::new();
         for document in documents {
-            match (drains_left::entry(document), Order::read(document)) {
-                (Some((key, parts)), _) => left.lower(Left(BTreeMap::from([(key, parts)]))),
-                (None, Some(order)) if orders.len() < ORDERS_MAX => orders.push(order),
-                (None, _) => {
+            match Order::read(document) {
+                Some(order) if orders.len() < ORDERS_MAX => orders.push(order),
+                Some(_) | None => {
                     tracing::warn!(document, "an order to drain of the old process has no effect");
                 }
             }
         }
-        self.aggregator.remember_left(left).await;
         let lines = |orders: &[Order]| -> Vec<String> { orders.iter().map(Order::line).collect() };
         let before = std::mem::replace(&mut self.kept().orders, orders.clone());
         if lines(&before) != lines(&orders) {

@@ -49,7 +49,7 @@ use isthmus_snapshot::unread::{Unread, UnreadRegistry};
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::control::Control;
-use isthmus_upgrade::belief::{HoldBelief, NameBelief, Present, SUBJECT_WITHIN};
+use isthmus_upgrade::belief::{DrainBelief, HoldBelief, NameBelief, Present, SUBJECT_WITHIN};
 use isthmus_world::{Publisher, Reader};
 
 /// The interval at which the time limits of registries are checked and retired snapshots are dropped.
@@ -81,7 +81,7 @@ pub struct Handle {
     trust_roots: watch::Sender<Arc<TrustRoots>>,
     probes: watch::Sender<Arc<Probes>>,
     drain_orders: watch::Sender<DrainOrders>,
-    left: mpsc::Sender<(Left, oneshot::Sender<()>)>,
+    left: mpsc::Sender<(Vec<DrainBelief>, oneshot::Sender<()>)>,
     accepts: mpsc::Sender<(Arc<str>, AcceptReply)>,
     beliefs: mpsc::Sender<oneshot::Sender<Recalled>>,
     copies: CopyStore,
@@ -94,6 +94,8 @@ pub struct Recalled {
     pub names: Vec<NameBelief>,
     /// The holds on registries.
     pub holds: Vec<HoldBelief>,
+    /// What drains of documents have left of their targets.
+    pub drains: Vec<DrainBelief>,
 }
 
 /// The operators' orders to drain, given to this gateway.
@@ -170,7 +172,7 @@ impl Handle {
     }
 
     /// Adds what drains of the config and of registries had left in an earlier process, and waits until a snapshot has it.
-    pub async fn remember_left(&self, left: Left) {
+    pub async fn remember_left(&self, left: Vec<DrainBelief>) {
         let (reply, applied) = oneshot::channel();
         // The owner may have ended.
         if self.left.send((left, reply)).await.is_ok() {
@@ -276,7 +278,7 @@ struct Inbox {
     probes: watch::Receiver<Arc<Probes>>,
     drain_orders: watch::Receiver<DrainOrders>,
     beliefs: mpsc::Receiver<oneshot::Sender<Recalled>>,
-    left: mpsc::Receiver<(Left, oneshot::Sender<()>)>,
+    left: mpsc::Receiver<(Vec<DrainBelief>, oneshot::Sender<()>)>,
     changes: mpsc::Receiver<(Epoch, Vec<Change>)>,
     answers: mpsc::Receiver<(HostName, LookedUp)>,
     copies: mpsc::Receiver<CopyEvent>,
@@ -290,7 +292,7 @@ enum Message {
     Probes(Arc<Probes>),
     DrainOrders(DrainOrders),
     Beliefs(oneshot::Sender<Recalled>),
-    Left(Left, oneshot::Sender<()>),
+    Left(Vec<DrainBelief>, oneshot::Sender<()>),
     Changes(Epoch, Vec<Change>),
     Resolution(HostName, LookedUp),
     Copy(CopyEvent),
@@ -383,7 +385,7 @@ impl Owner {
         scope: &Scope,
         (copies, recalled): (CopyStore, Recalled),
     ) -> (Self, Inbox, Handle, Reader) {
-        let (Recalled { names: recalled, holds }, present) = (recalled, Present::now());
+        let (Recalled { names: recalled, holds, drains: left }, present) = (recalled, Present::now());
         let own = Arc::new(own_shard(sources.services));
         let addresses = Addresses::start(&sources.options);
         let (configure, configures) = mpsc::channel(QUEUE);
@@ -397,8 +399,7 @@ impl Owner {
         let (drain_orders, drain_orders_used) = watch::channel(DrainOrders::default());
         let (beliefs, beliefs_wanted) = mpsc::channel(QUEUE);
         let (remember, remembered) = mpsc::channel(1);
-        let left = drains_left::load(sources.options.state.as_deref());
-        copies.store_left(&left);
+        let left = drains_left::recalled(left);
         let drains = Arc::new(Drains::at(drain_time(), &left, &sources.policy, &[], &[]));
         let mut names = Names::default();
         names.recall(recalled, present);
@@ -533,7 +534,7 @@ impl Owner {
                 // The asker may be gone.
                 Message::Beliefs(reply) => drop(reply.send(self.beliefs())),
                 Message::Left(left, reply) => {
-                    self.left.lower(left);
+                    self.left.lower(drains_left::recalled(left));
                     applied.push(reply);
                 }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
@@ -571,7 +572,8 @@ impl Owner {
             let items = if has_copies { None } else { copies::text(followed.life.shard.items()) };
             Some(HoldBelief { items, ..hold })
         });
-        Recalled { names: self.names.beliefs(present), holds: holds.collect() }
+        let drains = drains_left::beliefs(&self.left);
+        Recalled { names: self.names.beliefs(present), holds: holds.collect(), drains }
     }
 
     /// Goes on with the holds of an earlier process, from the items that it has handed over, else from the copies on disk.
@@ -764,7 +766,6 @@ impl Owner {
                 DrainSource::Config | DrainSource::Operator => false,
             });
         left.lower(Left(of_unread.collect()));
-        self.copies.store_left(&left);
         self.left = left;
     }
 

@@ -1,8 +1,8 @@
 //! The beliefs of this process (see [`isthmus_upgrade::belief`]): collects them from the parts that own them, for a new process and for
 //! the state folder.
 //!
-//! The file in the state folder has a belief per line. It is written when the beliefs have changed, at most every [`WRITE_EVERY`], and
-//! once more when the process ends; and after [`RENEW_EVERY`] without a change, so that the beliefs do not seem old.
+//! The file in the state folder has a belief per line. It is written when the beliefs have changed, at most every [`WRITE_EVERY`], when
+//! an order to drain has changed, and once more when the process ends; and after [`RENEW_EVERY`] without a change, so that the beliefs do not seem old.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -15,8 +15,11 @@ use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::owner::{Handle, Recalled};
 use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_files::line_file::LineFile;
+use isthmus_model::drain::Drain;
+use isthmus_snapshot::Snapshot;
 use isthmus_tasks::background;
 use isthmus_upgrade::belief::{BELIEFS_MAX, Belief, Beliefs, Present};
+use isthmus_world::Reader;
 
 /// The name of the list in the state folder.
 const FILE: &str = "beliefs";
@@ -68,20 +71,40 @@ impl Keeper {
 
     /// Returns all beliefs.
     pub(super) async fn collect(&self) -> Beliefs {
-        let Recalled { names, holds } = self.aggregator.beliefs().await;
+        let Recalled { names, holds, drains } = self.aggregator.beliefs().await;
         let present = Present::now();
         let (gateways, distances) = self.liveness.beliefs(present);
         let (endpoints, checks) = self.upstreams.beliefs(present);
-        Beliefs { names, gateways, distances, holds, endpoints, checks }
+        Beliefs { names, gateways, distances, holds, drains, endpoints, checks }
     }
 
-    /// Writes the beliefs to the state folder whenever they have changed, for ever.
-    pub(super) async fn run(self) {
+    /// Returns the beliefs that may change until a new process begins to serve: it gets them once more.
+    pub(super) async fn collect_last(&self) -> Beliefs {
+        let drains = self.aggregator.beliefs().await.drains;
+        let (endpoints, _) = self.upstreams.beliefs(Present::now());
+        Beliefs { endpoints, drains, ..Beliefs::default() }
+    }
+
+    /// Writes the beliefs to the state folder whenever they have changed, until there are no more snapshots. An order to drain is
+    /// written at once: the next process must not raise what it has left, even if this one is killed.
+    pub(super) async fn run(self, reader: Reader) {
         let mut every = interval(WRITE_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         every.tick().await;
+        let mut seen = reader.latest();
         loop {
-            every.tick().await;
+            tokio::select! {
+                _ = every.tick() => {}
+                is_one = reader.changed(seen.generation) => {
+                    if !is_one {
+                        return;
+                    }
+                    let before = std::mem::replace(&mut seen, reader.latest());
+                    if orders(&before).eq(orders(&seen)) {
+                        continue;
+                    }
+                }
+            }
             if self.is_due() {
                 self.write(Self::differ).await;
             }
@@ -134,6 +157,11 @@ impl Keeper {
             Err(_) => tracing::error!("internal error: writing the state folder panicked"),
         }
     }
+}
+
+/// Returns the orders to drain in force.
+fn orders(snapshot: &Snapshot) -> impl Iterator<Item = &Arc<Drain>> {
+    snapshot.drains.0.iter().map(|active| &active.drain)
 }
 
 fn store(state: &Path, beliefs: Beliefs) -> std::io::Result<()> {

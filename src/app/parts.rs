@@ -127,7 +127,7 @@ impl Parts {
             peers::start(config, &handles, &identity, (&inbox, &registries.liveness), arrivals, instance)?;
         let (aggregator, liveness) = (registries.aggregator.clone(), registries.liveness.clone());
         let keeper = Keeper::new(aggregator, liveness, dataplane.control().upstreams().clone());
-        scope.spawn(keeper.clone().run());
+        scope.spawn(keeper.clone().run(handles.reader.clone()));
         let shares = Shares::default();
         scope.spawn(shares.clone().run(handles.reader.clone()));
         let status = Arc::new(ArcSwap::from_pointee(ProgramStatus::new(path, workers)));

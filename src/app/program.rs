@@ -151,9 +151,9 @@ impl Program {
         let instance = instance.unwrap_or_else(|| peers::instance(&config));
         let deadline = Instant::now() + config.aggregator.start_timeout;
         let (beliefs, liveness) = (recalled(taking.as_deref(), &config).await, Liveness::default());
-        let Beliefs { names, gateways, distances, holds, mut endpoints, checks } = beliefs;
+        let Beliefs { names, gateways, distances, holds, drains, mut endpoints, checks } = beliefs;
         liveness.recall(&config.policy.node.network, gateways, distances);
-        let recalled = Recalled { names, holds };
+        let recalled = Recalled { names, holds, drains };
         let (sockets_of_parts, waits) = (sockets.clone(), taking.is_some());
         let succession =
             Succession { sockets: sockets_of_parts, instance: instance.clone(), waits, recalled, liveness };
@@ -195,7 +195,10 @@ impl Program {
             };
             let room = || Room { descriptors, connections: room, memory: sources.dataplane.memory().free };
             taking.ready(closed, room, &sources.dataplane, &parts.handles.telemetry).await?;
-            endpoints = taking.endpoints().unwrap_or(endpoints);
+            if let Some(last) = taking.last_beliefs() {
+                endpoints = last.endpoints;
+                parts.registries.aggregator.remember_left(last.drains).await;
+            }
         }
         recall_endpoints(&sources, endpoints).await;
         // Nothing is sent to what was drained before the start.
@@ -409,9 +412,11 @@ impl Program {
                 // Kept for another process, if the new one dies.
                 let sockets = supervisor.during(self.offer(&control)).await?.unwrap_or_default();
                 let drains = Some(self.parts.registries.drain_orders.documents());
+                let beliefs = supervisor.during(self.parts.keeper.collect_last()).await?;
+                let last = (drains, beliefs::message(beliefs));
                 let going = async {
                     agreed.has_room(&control).await?;
-                    agreed.go(&control, &telemetry.recorder, drains).await
+                    agreed.go(&control, &telemetry.recorder, last).await
                 };
                 let begun = supervisor.during(going).await?;
                 match begun {

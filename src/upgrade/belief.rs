@@ -6,6 +6,7 @@
 //!
 //! | belief | owner | forgotten |
 //! |---|---|---|
+//! | what drains of documents have left | `aggregator::drains_left` | with the document; that of a registry is kept until the registry is read |
 //! | addresses of host names | `aggregator::owner::names` | a day after a process last used them |
 //! | verdicts on gateways | `aggregator::liveness` | a day after the last probe; each outage an hour after it began |
 //! | distances of networks | `aggregator::liveness` | a day after the last measurement; a peer's report after 15 min |
@@ -19,6 +20,7 @@
 use std::net::{IpAddr, SocketAddr};
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
+use isthmus_model::drain::DrainTarget;
 use isthmus_model::probe::{Answer, Fault};
 use serde::{Deserialize, Serialize};
 use tokio::time::Instant;
@@ -99,6 +101,8 @@ pub struct Beliefs {
     pub distances: Vec<DistanceBelief>,
     /// The holds on registries.
     pub holds: Vec<HoldBelief>,
+    /// What planned drains of documents have left of their targets.
+    pub drains: Vec<DrainBelief>,
     /// The endpoints that fail.
     pub endpoints: Vec<EndpointBelief>,
     /// The endpoints whose health checks fail.
@@ -117,6 +121,8 @@ pub enum Belief {
     Distance(DistanceBelief),
     /// See [`Beliefs::holds`].
     Hold(HoldBelief),
+    /// See [`Beliefs::drains`].
+    Drain(DrainBelief),
     /// See [`Beliefs::endpoints`].
     Endpoint(EndpointBelief),
     /// See [`Beliefs::checks`].
@@ -214,6 +220,18 @@ pub struct HoldBelief {
     pub items: Option<String>,
 }
 
+/// What a planned drain, whose document is in the config or in a registry, has left of its target: a document that amends it begins from
+/// there. What an operator's order begins from is decided when it is given.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DrainBelief {
+    /// The name of the registry that has the document; `None`: the config has it.
+    pub registry: Option<String>,
+    /// The target.
+    pub target: DrainTarget,
+    /// The [parts](isthmus_model::drain::PARTS) that are left.
+    pub left: u16,
+}
+
 /// An endpoint that has failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EndpointBelief {
@@ -274,24 +292,25 @@ pub struct CheckBelief {
 impl Beliefs {
     /// Returns the beliefs one by one, those first whose loss costs the most, and at most [`BELIEFS_MAX`].
     pub fn all(self) -> impl Iterator<Item = Belief> {
-        let Self { names, gateways, distances, holds, endpoints, checks } = self;
+        let Self { names, gateways, distances, holds, drains, endpoints, checks } = self;
         let names = names.into_iter().map(Belief::Name);
         let gateways = gateways.into_iter().map(Belief::Gateway);
         let distances = distances.into_iter().map(Belief::Distance);
-        let holds = holds.into_iter().map(Belief::Hold);
+        let first = holds.into_iter().map(Belief::Hold).chain(drains.into_iter().map(Belief::Drain));
         let endpoints = endpoints.into_iter().map(Belief::Endpoint);
         let checks = checks.into_iter().map(Belief::Check);
-        holds.chain(gateways).chain(distances).chain(names).chain(checks).chain(endpoints).take(BELIEFS_MAX)
+        first.chain(gateways).chain(distances).chain(names).chain(checks).chain(endpoints).take(BELIEFS_MAX)
     }
 
     /// Returns true if the beliefs differ from these, apart from the times at which they were known and from measured times, which
     /// change all the time.
     pub fn differ_from(&self, others: &Self) -> bool {
-        let Self { names, gateways, distances, holds, endpoints, checks } = self;
+        let Self { names, gateways, distances, holds, drains, endpoints, checks } = self;
         let is_same = same(names, &others.names, NameBelief::lasting)
             && same(gateways, &others.gateways, GatewayBelief::lasting)
             && same(distances, &others.distances, DistanceBelief::lasting)
             && same(holds, &others.holds, HoldBelief::lasting)
+            && *drains == others.drains
             && same(endpoints, &others.endpoints, EndpointBelief::lasting)
             && same(checks, &others.checks, CheckBelief::lasting);
         !is_same
@@ -359,6 +378,7 @@ impl Extend<Belief> for Beliefs {
                 Belief::Gateway(gateway) => self.gateways.push(gateway),
                 Belief::Distance(distance) => self.distances.push(distance),
                 Belief::Hold(hold) => self.holds.push(hold),
+                Belief::Drain(drain) => self.drains.push(drain),
                 Belief::Endpoint(endpoint) => self.endpoints.push(endpoint),
                 Belief::Check(check) => self.checks.push(check),
             }
@@ -423,6 +443,11 @@ mod tests {
                 differs_since: None,
             }],
             holds: vec![HoldBelief { registry: "r".to_owned(), until: at, is_emptied: true, items: None }],
+            drains: vec![DrainBelief {
+                registry: Some("etcd".to_owned()),
+                target: DrainTarget::parse("network", "west").expect("a target"),
+                left: 1_600,
+            }],
             endpoints: vec![EndpointBelief {
                 group: "a.test:443".to_owned(),
                 address,
@@ -469,7 +494,7 @@ mod tests {
         many.endpoints = vec![many.endpoints[0].clone(); 2 * BELIEFS_MAX];
         let kept: Vec<Belief> = many.all().collect();
         assert_eq!(kept.len(), BELIEFS_MAX);
-        assert!(kept[..5].iter().all(|belief| !matches!(belief, Belief::Endpoint(_))), "{:?}", &kept[..5]);
+        assert!(kept[..6].iter().all(|belief| !matches!(belief, Belief::Endpoint(_))), "{:?}", &kept[..6]);
     }
 
     #[test]

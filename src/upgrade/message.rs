@@ -96,7 +96,7 @@ pub enum Message {
         /// The documents of the planned drains that operators have ordered; `None`: those in the state folder.
         #[serde(default)]
         drains: Option<Vec<String>>,
-        /// The beliefs about endpoints, which change with each connection, in the place of those of `Offered`.
+        /// The beliefs about endpoints, which change with each connection, and about drains, in the place of those of `Offered`.
         #[serde(default)]
         beliefs: Vec<Value>,
     },

@@ -173,7 +173,14 @@ fn a_document_of_the_config_never_raises_what_is_left_unless_it_says_so() {
         assert_eq!(gateway.json("/api/v1/drains")[0]["left_percent"], 0, "{drain}");
         assert_eq!(seen(&gateway, "cart.mesh"), owned(&ended), "{drain}");
     }
-    // The next process knows what the one before it had left, however the document was amended meanwhile.
+    // The next process knows what the one before it had left, however the document was amended meanwhile, and although this one ends
+    // before its next regular write.
+    let kept = gateway.folder().join("state/beliefs");
+    eventually("what is left to be kept", || {
+        let text = std::fs::read_to_string(&kept).ok()?;
+        text.contains("{\"drain\":{\"registry\":null,\"target\":{\"Network\":\"west\"},\"left\":0}}")
+            .then_some(())
+    });
     gateway.kill();
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::rename(gateway.folder().join("state"), folder.path().join("state")).expect("moved");

@@ -19,7 +19,6 @@ use super::moving::{Giving, Waiter, answer, receive};
 use super::sockets::{self, Sockets, UPGRADE};
 use super::watching::Watched;
 use super::{ANSWER_WITHIN, LOOK_EVERY, OPTION, READY_WITHIN, counters};
-use crate::beliefs;
 use isthmus_admin::{Patience, ProgramStatus};
 use isthmus_dataplane::handle::Control;
 use isthmus_dataplane::withdrawals::{Standing, Which, Withdrawal};
@@ -27,7 +26,6 @@ use isthmus_net::incoming::Accept;
 use isthmus_net::unix::UnixSocket;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::recorder::{Known, Recorder};
-use isthmus_upgrade::belief::{Beliefs, Present};
 use isthmus_upgrade::channel::Channel;
 use isthmus_upgrade::frame::DESCRIPTORS_MAX;
 use isthmus_upgrade::message::{Message, PROTOCOL, Room, SocketName, Withdrawn};
@@ -211,11 +209,11 @@ impl Upgrades {
     }
 
     /// Starts another process, of the program file of this one, because the new process has died or hangs. It gets the sockets, in whose queues
-    /// clients wait meanwhile. Returns the hand-over to it. `drains` are the orders to drain that are kept nowhere else.
+    /// clients wait meanwhile. Returns the hand-over to it. The orders in `last` are those that are kept nowhere else.
     pub(crate) async fn replace(
         &mut self,
         sockets: Vec<(SocketName, OwnedFd)>,
-        (drains, beliefs): (Option<Vec<String>>, Vec<Value>),
+        last: Last,
         control: &Control,
         (recorder, scope): (&Recorder, &Scope),
     ) -> Result<Giving, String> {
@@ -228,10 +226,10 @@ impl Upgrades {
                 Step::Arrived(stream) => {
                     let Some(channel) = self.admit(stream, scope) else { continue };
                     let sockets = offer.take().ok_or_else(|| io::Error::other("they were offered before"));
-                    self.talk(channel, (sockets, beliefs.clone()), scope);
+                    self.talk(channel, (sockets, last.1.clone()), scope);
                 }
                 // Nobody else listens, so it serves also where it has no room for all connections: the others end here.
-                Step::Agreed(mut agreed) => match agreed.go(control, recorder, drains.clone()).await {
+                Step::Agreed(mut agreed) => match agreed.go(control, recorder, last.clone()).await {
                     Ok(began) => return Ok(self.hand_over(*agreed, began, Vec::new(), scope)),
                     Err(why) => break why,
                 },
@@ -569,6 +567,9 @@ async fn abort(channel: &Channel, why: &str) {
     let _ = timeout(ANSWER_WITHIN, channel.send(&Message::Abort { why: why.to_owned() })).await;
 }
 
+/// The documents of orders to drain, if they are handed over, and beliefs.
+type Last = (Option<Vec<String>>, Vec<Value>);
+
 impl Agreed {
     /// Ends the new process if it has no room for the connections of this one; the error says what it lacks.
     pub(crate) async fn has_room(&self, control: &Control) -> Result<(), String> {
@@ -580,20 +581,18 @@ impl Agreed {
         Err(why)
     }
 
-    /// Lets the new process accept connections, and waits until it does.
+    /// Lets the new process accept connections, and waits until it does. `last` is what the new process learns at this moment.
     pub(crate) async fn go(
         &mut self,
         control: &Control,
         recorder: &Recorder,
-        drains: Option<Vec<String>>,
+        (drains, beliefs): Last,
     ) -> Result<Began, String> {
         let (_, unused_id) = control.sockets().await;
         let mut known = Known::default();
         let going = async {
             counters::send(&self.channel, recorder, &mut known).await?;
             let next_id = unused_id + IDS_BETWEEN;
-            let (endpoints, _) = control.upstreams().beliefs(Present::now());
-            let beliefs = beliefs::message(Beliefs { endpoints, ..Beliefs::default() });
             let go = Message::Go { next_id, withdrawn: withdrawn(control), drains, beliefs };
             self.channel.send(&go).await?;
             receive(&mut self.channel).await

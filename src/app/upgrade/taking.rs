@@ -21,7 +21,7 @@ use isthmus_net::inherited::Inherited;
 use isthmus_tasks::stop::Stopped;
 use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::control::{UpgradeResult, UpgradedConnection};
-use isthmus_upgrade::belief::{Beliefs, EndpointBelief};
+use isthmus_upgrade::belief::Beliefs;
 use isthmus_upgrade::channel::{Channel, Received};
 use isthmus_upgrade::message::{Message, PROTOCOL, Room, Withdrawn};
 use isthmus_upgrade::place;
@@ -44,8 +44,8 @@ pub(crate) struct Taking {
     drains: Option<Vec<String>>,
     /// The beliefs of the old process; `None` if its program sends none.
     beliefs: Option<Beliefs>,
-    /// The old process's beliefs about endpoints when this process began to serve; `None` before.
-    endpoints: Option<Vec<EndpointBelief>>,
+    /// The beliefs that the old process sent as it let this one serve; `None` before.
+    last: Option<Beliefs>,
 }
 
 impl Taking {
@@ -71,7 +71,7 @@ impl Taking {
             is_alone: false,
             drains: None,
             beliefs: None,
-            endpoints: None,
+            last: None,
         };
         match timeout(ANSWER_WITHIN, taking.greet(sockets)).await {
             Ok(greeted) => greeted?,
@@ -167,7 +167,7 @@ impl Taking {
                     control.number_from(next_id);
                     withdraw(control, &withdrawn);
                     self.drains = drains;
-                    self.endpoints = Some(beliefs::read(beliefs).endpoints);
+                    self.last = Some(beliefs::read(beliefs));
                     return Ok(());
                 }
                 other => return self.expect_nothing(other).await,
@@ -191,9 +191,9 @@ impl Taking {
         self.beliefs.as_ref()
     }
 
-    /// Returns what the old process knew of endpoints when it let this one serve; `None` if it has died before.
-    pub(crate) fn endpoints(&mut self) -> Option<Vec<EndpointBelief>> {
-        self.endpoints.take()
+    /// Returns what the old process knew of endpoints and drains when it let this one serve; `None` if it has died before.
+    pub(crate) fn last_beliefs(&mut self) -> Option<Beliefs> {
+        self.last.take()
     }
 
     /// Returns the documents of the operators' orders to drain, if the old process has passed them on.
