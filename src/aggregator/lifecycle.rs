@@ -10,8 +10,8 @@
 //!                      Held ───failed────┘
 //! ```
 //!
-//! The first listing after a start is judged against the last good copy on disk, so it waits for that copy. A hold that an
-//! earlier process has begun ends when it would have ended there.
+//! The first listing after a start is judged against the last good copy on disk, so it waits for that copy, but no longer than the
+//! start waits for registries. A hold that an earlier process has begun ends when it would have ended there.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -54,8 +54,10 @@ pub(super) struct Lifecycle {
     listing: Option<Draft>,
     /// The newest state of the registry, while it is held back as a mass withdrawal, or waits for the copy that it is compared with.
     withheld: Option<Draft>,
-    /// True once the copy on disk was read, or is known not to exist.
+    /// True once the copy on disk was read, is known not to exist, or has not come in time.
     is_copy_read: bool,
+    /// When the first listing began to wait for the copy; `None` if none has waited.
+    copy_awaited: Option<Instant>,
     /// The hold that an earlier process has begun: its end, and whether the update leaves nothing.
     recalled_hold: Option<(Instant, bool)>,
     /// True if the task has completed a listing. Before that, single changes are dropped.
@@ -145,6 +147,7 @@ impl Lifecycle {
             listing: None,
             withheld: None,
             is_copy_read: false,
+            copy_awaited: None,
             recalled_hold: None,
             is_listed: false,
             lacking: BTreeSet::new(),
@@ -194,6 +197,7 @@ impl Lifecycle {
         self.epoch = epoch;
         self.listing = None;
         self.withheld = None;
+        self.copy_awaited = None;
         self.is_listed = false;
         self.flaws.clear();
     }
@@ -332,6 +336,7 @@ impl Lifecycle {
     fn accept_or_hold(&mut self, draft: Draft, now: Instant, options: &Options) -> Effect {
         if self.may_have_copy(options) {
             self.withheld = Some(draft);
+            self.copy_awaited.get_or_insert(now);
             return Effect::default();
         }
         // The held update is dropped, because the draft includes it.
@@ -424,7 +429,7 @@ impl Lifecycle {
     /// Applies the time limits that have passed; returns the effect, if there is one.
     pub(super) fn tick(&mut self, now: Instant, options: &Options) -> Option<Effect> {
         let before = self.state();
-        let effect = match &mut self.phase {
+        let effect = match &self.phase {
             Phase::Held { until, .. } if *until <= now => self.apply_held(""),
             Phase::Stale { since } => {
                 let silent = now.duration_since(*since);
@@ -435,10 +440,26 @@ impl Lifecycle {
                 }
                 self.stand(standing)
             }
+            Phase::Missing if self.is_copy_late(now, options) => self.go_on_without_copy(now, options),
             Phase::Missing | Phase::Live | Phase::Held { .. } => return None,
         };
         self.entered(before);
         Some(effect)
+    }
+
+    /// Returns true if the first listing has waited for the copy for as long as the start waits for registries.
+    fn is_copy_late(&self, now: Instant, options: &Options) -> bool {
+        let is_late = |since: Instant| now.duration_since(since) >= options.start_timeout;
+        self.withheld.is_some() && self.copy_awaited.is_some_and(is_late)
+    }
+
+    /// Uses the first listing although the copy was not read: a disk that hangs, or a fault of the task that reads copies, must not hide
+    /// a registry that can be read.
+    fn go_on_without_copy(&mut self, now: Instant, options: &Options) -> Effect {
+        let problem = "the registry's last good copy was not read in time; the registry is used without a comparison with it";
+        tracing::error!(registry = &*self.spec.name, "{problem}");
+        self.copy_problem = Some(problem.to_owned());
+        self.start_without_copy(now, options)
     }
 
     /// Starts from a copy of an earlier process. A first listing that has waited for it is compared with it. If the registry was read

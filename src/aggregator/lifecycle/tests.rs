@@ -702,6 +702,24 @@ fn the_first_listing_after_a_start_is_judged_against_the_copy() {
 }
 
 #[test]
+fn the_first_listing_waits_for_a_copy_that_is_not_read_no_longer_than_the_start_waits() {
+    let mut scenario = Scenario::restarted(file());
+    scenario.options.start_timeout = Duration::from_secs(20);
+    assert_eq!((scenario.good(3), scenario.pass(10)), (0, None));
+    // A change after the listing does not begin the wait anew.
+    scenario.apply(puts(4));
+    assert_eq!(scenario.pass(9), None);
+    scenario.is(RegistryState::Missing, 0);
+    assert_eq!(scenario.pass(1), Some(4));
+    scenario.is(RegistryState::Live, 4);
+    let problem = scenario.registry.status().copy_problem.expect("a problem");
+    assert!(problem.contains("was not read in time"), "{problem}");
+    // A copy that comes later withdraws and adds nothing.
+    scenario.registry.start_from_copy(items(30), SystemTime::UNIX_EPOCH, scenario.now, &scenario.options);
+    scenario.is(RegistryState::Live, 4);
+}
+
+#[test]
 fn changes_after_the_first_listing_wait_for_the_copy_with_it() {
     let mut scenario = Scenario::restarted(file());
     scenario.good(1);
