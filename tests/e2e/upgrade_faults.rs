@@ -16,6 +16,7 @@ use serde_json::{Value, json};
 use crate::hbone;
 use crate::support::backend::Backend;
 use crate::support::client::hello;
+use crate::support::dns::{Answer, NameServer};
 use crate::support::gateway::{BINARY, Gateway, http};
 use crate::support::handover::Handover;
 use crate::support::hbone::Hbone;
@@ -417,12 +418,16 @@ struct Old {
 
 impl Old {
     fn start(backend: &Backend) -> Self {
+        Self::start_with(&config(backend, ""))
+    }
+
+    fn start_with(config: &str) -> Self {
         let folder = tempfile::tempdir().expect("a folder");
         std::fs::set_permissions(folder.path(), PermissionsExt::from_mode(0o700)).expect("set");
         let socket = UnixListener::bind(folder.path().join("upgrade.sock")).expect("bound");
         let edge = TcpListener::bind("127.0.0.1:0").expect("a port");
         edge.set_nonblocking(true).expect("set");
-        let text = format!("admin: {{bind: \"127.0.0.1:0\"}}\nworkers: 1\n{}", config(backend, ""));
+        let text = format!("admin: {{bind: \"127.0.0.1:0\"}}\nworkers: 1\n{config}");
         std::fs::write(folder.path().join("isthmus.yaml"), text).expect("written");
         let child = Command::new(BINARY)
             .args(["run", "-c", "isthmus.yaml", "--take-over", "upgrade.sock"])
@@ -436,6 +441,11 @@ impl Old {
 
     /// Greets the new process as a process with this id, and offers the socket of its listener.
     fn greet(&self, process: u32) -> Handover {
+        self.greet_with(process, &json!({"type": "offered"}))
+    }
+
+    /// Greets the new process, and ends the offer with this message.
+    fn greet_with(&self, process: u32, offered: &Value) -> Handover {
         let mut new = Handover::new(self.socket.accept().expect("a new process").0);
         assert_eq!(new.until("hello").json["protocol"], 1);
         let welcome = json!({"type": "welcome", "protocol": 1, "version": "0.0.1", "process": process, "instance": "one"});
@@ -443,7 +453,7 @@ impl Old {
         let sockets = json!([{"kind": "listener", "key": "127.0.0.1:0"}, {"kind": "unheard of", "key": ""}]);
         let edge = self.edge.as_fd();
         new.send(&json!({"type": "sockets", "sockets": sockets}), &[], &[edge, edge]);
-        new.send(&json!({"type": "offered"}), &[], &[]);
+        new.send(offered, &[], &[]);
         new
     }
 
@@ -598,6 +608,35 @@ fn an_old_process_that_dies_leaves_its_sockets_to_the_new_one() {
         let admin = old.admin();
         assert_eq!(http(admin, "GET", "/readyz"), (200, "ok\n".to_owned()), "step {number}");
     }
+}
+
+#[test]
+fn a_new_process_waits_for_names_only_if_the_program_of_the_old_one_tells_none() {
+    let (backend, servers) = (Backend::echo(), NameServer::start());
+    servers.answer("db.test", Answer::Failure);
+    let old = |start_timeout: &str| {
+        Old::start_with(&format!(
+            "listeners: [{{name: edge, bind: \"127.0.0.1:0\"}}]\nroutes: {{{NAME}: \"db.test:{}\"}}\n\
+             dns: {{servers: [\"{}\"]}}\naggregator: {{startTimeout: {start_timeout}}}\n",
+            backend.address.port(),
+            servers.address
+        ))
+    };
+    // What the old process does not know, nobody waits for.
+    let tells = old("10m");
+    drop(tells.greet_with(std::process::id(), &json!({"type": "offered", "beliefs": []})).until("ready"));
+    let asked = servers.asked("db.test");
+    let silent = old("10m");
+    let mut new = silent.greet(std::process::id());
+    eventually("questions in vain", || (servers.asked("db.test") >= asked + 8).then_some(()));
+    new.stream.set_nonblocking(true).expect("set");
+    let received = new.try_receive().map(|message| message.json);
+    assert_eq!(received.expect_err("nothing").kind(), std::io::ErrorKind::WouldBlock);
+    new.stream.set_nonblocking(false).expect("set");
+    servers.points("db.test", backend.address.ip());
+    drop(new.until("ready"));
+    servers.answer("db.test", Answer::Failure);
+    drop(old("1s").greet(std::process::id()).until("ready"));
 }
 
 #[test]
