@@ -9,14 +9,16 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use serde_json::Value;
-use tokio::time::{Instant, MissedTickBehavior, interval};
+use tokio::time::{Instant, MissedTickBehavior, interval, sleep_until};
 
+use isthmus_admin::Sources;
 use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::owner::{Handle, Recalled};
 use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_files::line_file::LineFile;
 use isthmus_model::drain::Drain;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::dialled::Dialled;
 use isthmus_tasks::background;
 use isthmus_upgrade::belief::{BELIEFS_MAX, Belief, Beliefs, Present};
 use isthmus_world::Reader;
@@ -32,6 +34,8 @@ const LINE_BYTES_MAX: usize = 64 << 10;
 const BYTES_MAX: usize = 6 << 20;
 /// The shortest time between two writes of the file.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
+/// The shortest time between two looks for endpoints that an earlier process knew: in a large mesh, a look is long and changes are many.
+const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest time between two writes of the file while there are beliefs.
 const RENEW_EVERY: Duration = Duration::from_secs(3_600);
 
@@ -177,6 +181,29 @@ pub(super) fn load(state: &Path) -> Beliefs {
         Vec::new()
     });
     of(lines.into_iter().flatten())
+}
+
+/// Applies what an earlier process knew of the endpoints that there are. Returns true if beliefs about others still wait.
+pub(super) async fn find_endpoints(sources: &Sources) -> bool {
+    let (upstreams, snapshot) = (sources.dataplane.upstreams().clone(), sources.reader.latest());
+    // This takes long in a large mesh. If it panics, the endpoints are as in a new process.
+    let found = background::run(move || {
+        let dialled = Dialled::new(&snapshot.policy).with_gateway_api(&snapshot);
+        upstreams.find_recalled(&dialled.all(&snapshot), Present::now())
+    });
+    found.await.unwrap_or_default()
+}
+
+/// Applies what an earlier process knew of endpoints as they are seen, until no belief waits. A registry may be read minutes after the
+/// start.
+pub(super) async fn await_endpoints(sources: Sources) {
+    loop {
+        let (generation, looked) = (sources.reader.latest().generation, Instant::now());
+        if !find_endpoints(&sources).await || !sources.reader.changed(generation).await {
+            return;
+        }
+        sleep_until(looked + LOOK_EVERY).await;
+    }
 }
 
 /// Returns beliefs in the form of a message.

@@ -44,7 +44,7 @@ use isthmus_tasks::stop::Stop as StopOrder;
 use isthmus_telemetry::Telemetry;
 use isthmus_telemetry::control::{ReloadResult, UpgradeResult};
 use isthmus_tls::files;
-use isthmus_upgrade::belief::{Beliefs, EndpointBelief, Present};
+use isthmus_upgrade::belief::Beliefs;
 use isthmus_upgrade::message::{Room, SocketName};
 use isthmus_upgrade::place;
 
@@ -179,7 +179,8 @@ impl Program {
             admin_file = servers::open(&config, &sources, &parts.handles).await?;
         }
         upkeep::start(&sources, &scope);
-        scope.spawn(sources.dataplane.check(sources.reader.clone(), checks));
+        sources.dataplane.upstreams().recall_checks(checks);
+        scope.spawn(sources.dataplane.check(sources.reader.clone()));
         scope.spawn(problems::watch(sources.clone()));
         parts.registries.are_read(&config, deadline).await;
         parts.update_warnings(&config);
@@ -200,7 +201,10 @@ impl Program {
                 parts.registries.aggregator.remember_left(last.drains).await;
             }
         }
-        recall_endpoints(&sources, endpoints).await;
+        sources.dataplane.upstreams().recall_endpoints(endpoints);
+        if beliefs::find_endpoints(&sources).await {
+            scope.spawn(beliefs::await_endpoints(sources.clone()));
+        }
         // Nothing is sent to what was drained before the start.
         let drains = taking.as_mut().and_then(|taking| taking.drains());
         parts.registries.drains_are_in_force(drains.as_deref(), &sources.reader).await;
@@ -605,20 +609,6 @@ async fn recalled(taking: Option<&Taking>, config: &Config) -> Beliefs {
     }
     let Some(state) = config.aggregator.state.clone() else { return Beliefs::default() };
     background::run(move || beliefs::load(&state)).await.unwrap_or_default()
-}
-
-/// Takes what an earlier process knew of the endpoints that there are.
-async fn recall_endpoints(sources: &Sources, endpoints: Vec<EndpointBelief>) {
-    if endpoints.is_empty() {
-        return;
-    }
-    let (upstreams, snapshot) = (sources.dataplane.upstreams().clone(), sources.reader.latest());
-    // This takes long in a large mesh. If it panics, the endpoints are as in a new process.
-    let recalled = background::run(move || {
-        let dialled = Dialled::new(&snapshot.policy).with_gateway_api(&snapshot);
-        upstreams.recall(endpoints, &dialled.all(&snapshot), Present::now());
-    });
-    let _ = recalled.await;
 }
 
 /// Returns the path of the upgrade socket.

@@ -43,7 +43,6 @@ use isthmus_telemetry::Telemetry;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;
 use isthmus_tls::trust::Shower;
-use isthmus_upgrade::belief::CheckBelief;
 use isthmus_world::Reader;
 
 /// The number of messages that may wait for a worker; a sender waits while the mailbox is full.
@@ -314,12 +313,8 @@ impl Control {
         self.shared.limits.refusals.recent()
     }
 
-    /// Runs the health checks until there are no more snapshots. `recalled` are the results of an earlier process.
-    pub fn check(
-        &self,
-        reader: Reader,
-        recalled: Vec<CheckBelief>,
-    ) -> impl Future<Output = ()> + Send + use<> {
+    /// Runs the health checks until there are no more snapshots.
+    pub fn check(&self, reader: Reader) -> impl Future<Output = ()> + Send + use<> {
         let around = checks::Surroundings {
             upstreams: self.shared.upstreams.clone(),
             own: self.shared.own.clone(),
@@ -327,7 +322,7 @@ impl Control {
             recorder: self.shared.telemetry.recorder.clone(),
             summary: self.shared.checks.clone(),
         };
-        checks::run(around, reader, recalled)
+        checks::run(around, reader)
     }
 
     /// Returns the state of the health checks.

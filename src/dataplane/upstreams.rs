@@ -28,6 +28,7 @@ use hashbrown::DefaultHashBuilder;
 use tokio::time::Instant;
 
 use self::address::AddressState;
+use self::beliefs::Recalled;
 pub(crate) use self::group::Group;
 pub use self::in_flight::InFlight;
 use super::clock::milliseconds;
@@ -56,6 +57,7 @@ pub struct Upstreams {
     /// The number of ejected or unhealthy endpoints of all groups; while it is 0, no look-up is needed.
     left_out: AtomicUsize,
     withdrawals: Withdrawals,
+    recalled: Mutex<Recalled>,
     /// The time at which the counts of times were halved last, in milliseconds on the clock of [`Upstreams::now`].
     aged: AtomicU64,
     recorder: Arc<Recorder>,
@@ -162,6 +164,7 @@ impl Upstreams {
             groups: DashMap::default(),
             left_out: AtomicUsize::new(0),
             withdrawals: Withdrawals::default(),
+            recalled: Mutex::default(),
             aged: AtomicU64::new(milliseconds(now - started)),
             recorder: recorder.clone(),
         }

@@ -2,7 +2,7 @@
 //! them over the upgrade socket, and a restarted one reads them from the state folder.
 //!
 //! Each belief has the time at which it was known, and is forgotten when it is older than its bound, or when nothing that it is about
-//! exists within [`SUBJECT_WITHIN`]. Only what differs from what a new process assumes is carried, and at most [`BELIEFS_MAX`] of all.
+//! exists within [`SUBJECT_WITHIN`]; those about endpoints wait for them until they are too old. Only what differs from what a new process assumes is carried, and at most [`BELIEFS_MAX`] of all.
 //!
 //! | belief | owner | forgotten |
 //! |---|---|---|
@@ -11,7 +11,7 @@
 //! | verdicts on gateways | `aggregator::liveness` | a day after the last probe; each outage an hour after it began |
 //! | distances of networks | `aggregator::liveness` | a day after the last measurement; a peer's report after 15 min |
 //! | holds on registries | `aggregator::lifecycle` | at the end of the hold |
-//! | failures, silence and ejection of endpoints | `dataplane::upstreams` | 10 min after the last use, or at the end of the ejection; at the start, if its service is not known then |
+//! | failures, silence and ejection of endpoints | `dataplane::upstreams` | 10 min after the last use, or at the end of the ejection |
 //! | health checks of endpoints | `dataplane::checks` | 10 min after the last use |
 //!
 //! The fields of [`Beliefs`] and of the owners' states are named one by one, without `..`, where they are collected and applied. So a

@@ -33,7 +33,7 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::addresses_of;
 use isthmus_tasks::background;
 use isthmus_telemetry::recorder::Recorder;
-use isthmus_upgrade::belief::{CheckBelief, Present};
+use isthmus_upgrade::belief::Present;
 use isthmus_world::{Reader, Since};
 use schedule::{Finding, Late, Schedule, Share};
 use targets::{Difference, Targets};
@@ -87,8 +87,8 @@ struct Checker {
     has_changed: bool,
 }
 
-/// Checks endpoints until there are no more snapshots. `recalled` are the results of an earlier process. If the future is dropped, only the results recorded so far remain.
-pub(crate) async fn run(around: Surroundings, reader: Reader, recalled: Vec<CheckBelief>) {
+/// Checks endpoints until there are no more snapshots. If the future is dropped, only the results recorded so far remain.
+pub(crate) async fn run(around: Surroundings, reader: Reader) {
     let mut checker = Checker {
         around,
         reader,
@@ -100,7 +100,6 @@ pub(crate) async fn run(around: Surroundings, reader: Reader, recalled: Vec<Chec
         counters: HashMap::new(),
         has_changed: false,
     };
-    checker.schedule.recall(recalled, Present::now());
     let mut summaries = interval(SUMMARY_EVERY);
     summaries.set_missed_tick_behavior(MissedTickBehavior::Delay);
     checker.follow().await;
@@ -144,7 +143,8 @@ impl Checker {
         self.seen = snapshot.generation;
         let Some(difference) = self.difference(snapshot, since).await else { return };
         for (address, user) in difference.added {
-            let finding = self.schedule.add(address, user, self.now());
+            let recalled = self.around.upstreams.recalled_check(address, Present::now());
+            let finding = self.schedule.add(address, user, recalled, self.now());
             self.record(finding);
             consume_budget().await;
         }

@@ -12,13 +12,13 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use crate::clock::milliseconds;
-use crate::upstreams::beliefs::{FORGET_AFTER, last_failure_of};
+use crate::upstreams::beliefs::last_failure_of;
 use crate::upstreams::{CheckResult, Failure};
 use isthmus_model::name::HostName;
 use isthmus_model::reason::Reason;
 use isthmus_settings::tuning::HealthCheck;
 use isthmus_snapshot::candidates::{EndpointKey, service_of};
-use isthmus_upgrade::belief::{CheckBelief, Present, SUBJECT_WITHIN};
+use isthmus_upgrade::belief::CheckBelief;
 
 /// The time in milliseconds after which a check that waits for capacity is late.
 const LATE: u64 = 1_000;
@@ -84,8 +84,6 @@ pub(super) struct Schedule {
     endpoints: BTreeMap<SocketAddr, Checked>,
     /// The next check time and the address of each endpoint that is not being checked at the moment.
     turns: BTreeSet<(u64, SocketAddr)>,
-    /// The results of an earlier process, of endpoints that were not added yet.
-    recalled: BTreeMap<SocketAddr, CheckBelief>,
 }
 
 /// An endpoint that is checked.
@@ -140,16 +138,15 @@ impl Checked {
 }
 
 impl Schedule {
-    /// Takes the results of an earlier process, for the endpoints that are added from now on.
-    pub(super) fn recall(&mut self, checks: Vec<CheckBelief>, present: Present) {
-        let recent = checks.into_iter().filter(|check| present.age(check.checked) < FORGET_AFTER);
-        self.recalled = recent.map(|check| (check.address, check)).collect();
-    }
-
-    /// Adds a user of an address. If the address is unhealthy, or its last check in an earlier process has failed, returns that verdict
-    /// for the new user.
-    pub(super) fn add(&mut self, address: SocketAddr, user: User, now: u64) -> Option<Finding> {
-        let recalled = self.recalled.remove(&address).filter(|_| now < milliseconds(SUBJECT_WITHIN));
+    /// Adds a user of an address. `recalled` is the result of the checks of an earlier process. If the address is unhealthy, or its last
+    /// check there has failed, returns that verdict for the new user.
+    pub(super) fn add(
+        &mut self,
+        address: SocketAddr,
+        user: User,
+        recalled: Option<CheckBelief>,
+        now: u64,
+    ) -> Option<Finding> {
         let known = self.endpoints.entry(address).or_default();
         if known.users.contains(&user) {
             return None;
@@ -285,6 +282,7 @@ fn offset(address: SocketAddr, interval: Duration) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_upgrade::belief::Present;
 
     const CHECK: HealthCheck = HealthCheck {
         interval: Duration::from_millis(1_000),
@@ -321,7 +319,7 @@ mod tests {
     #[test]
     fn verdicts_need_results_in_a_row() {
         let mut schedule = Schedule::default();
-        assert_eq!(schedule.add(address(1), user("a"), 5_000), None);
+        assert_eq!(schedule.add(address(1), user("a"), None, 5_000), None);
         let refused = Err(Reason::EndpointRefused);
         let results = [
             (Ok(()), None),
@@ -348,7 +346,7 @@ mod tests {
     #[test]
     fn an_endpoint_keeps_its_place_in_the_interval_and_leaves_out_turns_that_passed() {
         let mut schedule = Schedule::default();
-        schedule.add(address(1), user("a"), 0);
+        schedule.add(address(1), user("a"), None, 0);
         let (first, _) = check(&mut schedule, Ok(()));
         assert!(first < 1_000);
         let due = schedule.begin(first + 1_000).expect("the next turn");
@@ -361,7 +359,7 @@ mod tests {
     fn checks_of_many_endpoints_are_spread_over_the_interval() {
         let mut schedule = Schedule::default();
         for port in 1..=1_000 {
-            schedule.add(address(port), user("a"), 0);
+            schedule.add(address(port), user("a"), None, 0);
         }
         let mut tenths = [0; 10];
         for _ in 0..1_000 {
@@ -374,22 +372,22 @@ mod tests {
     #[test]
     fn services_that_share_an_address_share_its_check_and_its_verdict() {
         let mut schedule = Schedule::default();
-        schedule.add(address(1), user("a"), 0);
+        schedule.add(address(1), user("a"), None, 0);
         let strict = HealthCheck { unhealthy_after: 1, healthy_after: 4, ..CHECK };
-        schedule.add(address(1), User { check: strict.clone(), ..user("b") }, 0);
+        schedule.add(address(1), User { check: strict.clone(), ..user("b") }, None, 0);
         let (_, found) = check(&mut schedule, Err(Reason::EndpointTimeout));
         let keys: Vec<&EndpointKey> = found.iter().map(|one| &one.key).collect();
         assert_eq!(keys, [&key("a", 1), &key("b", 1)]);
         assert!(found.iter().all(|one| one.result.unhealthy), "the strictest settings apply");
         // A service that joins receives the known verdict; for a service that leaves, the verdict is cleared.
-        let joined = schedule.add(address(1), user("c"), 0).expect("a finding");
+        let joined = schedule.add(address(1), user("c"), None, 0).expect("a finding");
         assert!(joined.key == key("c", 1) && joined.result.unhealthy);
         let left = schedule.remove(address(1), &user("c"), 0).expect("a finding");
         assert!(left.key == key("c", 1) && left.result == CheckResult::default());
         assert_eq!(schedule.shares()["a"], Share { checked: 1, healthy: 0 });
         // If a service changes its settings, the known verdict stays in force.
         let other = User { check: HealthCheck { healthy_after: 1, ..strict.clone() }, ..user("b") };
-        schedule.add(address(1), other.clone(), 0);
+        schedule.add(address(1), other.clone(), None, 0);
         assert_eq!(schedule.remove(address(1), &User { check: strict, ..user("b") }, 0), None);
         assert_eq!(schedule.shares()["b"], Share { checked: 1, healthy: 0 });
         schedule.remove(address(1), &user("a"), 0);
@@ -402,10 +400,10 @@ mod tests {
     #[test]
     fn a_check_that_outlives_its_endpoint_says_nothing() {
         let mut schedule = Schedule::default();
-        schedule.add(address(1), user("a"), 0);
+        schedule.add(address(1), user("a"), None, 0);
         let due = schedule.begin(1_000).expect("due");
         assert_eq!(schedule.remove(address(1), &user("a"), 1_000), None);
-        schedule.add(address(1), user("a"), 1_000);
+        schedule.add(address(1), user("a"), None, 1_000);
         assert_eq!(schedule.end(due.address, Err(Reason::EndpointTimeout.into()), 1_300), []);
         assert_eq!(schedule.turns.len(), 1);
         schedule.remove(address(1), &user("a"), 3_000);
@@ -417,7 +415,7 @@ mod tests {
     fn a_fault_of_this_process_is_no_verdict_and_waiting_checks_are_counted() {
         let mut schedule = Schedule::default();
         for port in 1..=3 {
-            schedule.add(address(port), user("a"), 0);
+            schedule.add(address(port), user("a"), None, 0);
         }
         let due = schedule.begin(1_000).expect("due");
         assert_eq!(schedule.end(due.address, Err(Reason::Internal.into()), 1_000), []);
@@ -437,19 +435,13 @@ mod tests {
             last_failure: None,
         };
         let mut schedule = Schedule::default();
-        let old = (std::time::SystemTime::from(present.moment) - FORGET_AFTER).into();
-        schedule.recall(vec![belief(1, present.moment), belief(2, old), belief(3, present.moment)], present);
         let found = [(1, "a"), (1, "b"), (2, "a")].map(|(port, group)| {
-            schedule.add(address(port), user(group), 0).map(|found| (found.key, found.result.unhealthy))
+            let recalled = (port == 1 && group == "a").then(|| belief(port, present.moment));
+            let found = schedule.add(address(port), user(group), recalled, 0);
+            found.map(|found| (found.key, found.result.unhealthy))
         });
         assert_eq!(found, [Some((key("a", 1), true)), Some((key("b", 1), true)), None]);
-        assert_eq!(
-            schedule.add(address(3), user("a"), milliseconds(SUBJECT_WITHIN)),
-            None,
-            "it came too late"
-        );
         schedule.remove(address(2), &user("a"), 0);
-        schedule.remove(address(3), &user("a"), 0);
         let (_, found) = check_twice(&mut schedule);
         assert!(found.iter().all(|found| !found.result.unhealthy), "two passed checks");
     }
@@ -464,8 +456,8 @@ mod tests {
     fn a_shorter_interval_holds_at_once() {
         let mut schedule = Schedule::default();
         let slow = User { check: HealthCheck { interval: Duration::from_secs(3600), ..CHECK }, ..user("a") };
-        schedule.add(address(1), slow, 0);
-        schedule.add(address(1), user("b"), 0);
+        schedule.add(address(1), slow, None, 0);
+        schedule.add(address(1), user("b"), None, 0);
         assert!(schedule.next().is_some_and(|turn| turn < 1_000));
     }
 }

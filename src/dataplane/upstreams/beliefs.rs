@@ -1,10 +1,11 @@
 //! What another process of this gateway needs to know of endpoints: those that fail, are silent, ejected or unhealthy. Connections in
-//! flight move by themselves, and times are measured anew.
+//! flight move by themselves, and times are measured anew. What an earlier process knew waits until this one sees the endpoint: its
+//! registry may be read later than the start.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::BTreeMap;
 use std::net::SocketAddr;
 use std::sync::atomic::Ordering;
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
 use super::address::AddressState;
@@ -13,23 +14,57 @@ use super::{FORGET_FAILED_AFTER, Upstream, Upstreams};
 use crate::endpoint_state::LastFailure;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::candidates::{Candidates, EndpointKey};
-use isthmus_upgrade::belief::{CheckBelief, EndpointBelief, FailureBelief, Moment, Present};
+use isthmus_upgrade::belief::{BELIEFS_MAX, CheckBelief, EndpointBelief, FailureBelief, Moment, Present};
 
 /// The time after which the failures of an endpoint say nothing any more.
-pub(crate) const FORGET_AFTER: Duration = FORGET_FAILED_AFTER;
+const FORGET_AFTER: Duration = FORGET_FAILED_AFTER;
+
+/// The beliefs of an earlier process about endpoints that this one has not seen yet, until they are too old.
+#[derive(Debug, Default)]
+pub(super) struct Recalled {
+    /// The endpoints, by group and address.
+    endpoints: BTreeMap<String, BTreeMap<SocketAddr, EndpointBelief>>,
+    /// The health checks, by address.
+    checks: BTreeMap<SocketAddr, CheckBelief>,
+}
+
+impl Recalled {
+    fn forget_old(&mut self, present: Present) {
+        self.endpoints.retain(|_, of_group| {
+            of_group.retain(|_, belief| !is_old(belief, present));
+            !of_group.is_empty()
+        });
+        self.checks.retain(|_, belief| present.age(belief.checked) < FORGET_AFTER);
+    }
+}
+
+/// Returns the group and the address of a belief.
+fn place(belief: &EndpointBelief) -> (String, SocketAddr) {
+    (belief.group.clone(), belief.address)
+}
+
+/// Returns true if a belief says nothing any more.
+fn is_old(belief: &EndpointBelief, present: Present) -> bool {
+    let is_ejected = belief.ejected_until.is_some_and(|until| !present.until(until).is_zero());
+    present.age(belief.used) >= FORGET_AFTER && !is_ejected
+}
 
 impl Upstreams {
     /// Returns the endpoints that fail, are silent or are ejected, and the addresses whose health checks fail.
     pub fn beliefs(&self, present: Present) -> (Vec<EndpointBelief>, Vec<CheckBelief>) {
-        let (mut endpoints, mut checks) = (Vec::new(), BTreeMap::new());
+        let (mut endpoints, mut checks): (BTreeMap<_, _>, _) = {
+            let mut recalled = self.recalled();
+            recalled.forget_old(present);
+            let endpoints = recalled.endpoints.values().flat_map(BTreeMap::values).cloned();
+            (endpoints.map(|belief| (place(&belief), belief)).collect(), recalled.checks.clone())
+        };
         for upstream in &self.endpoints {
-            endpoints.extend(self.endpoint_belief(&upstream, present));
+            endpoints.extend(self.endpoint_belief(&upstream, present).map(|belief| (place(&belief), belief)));
             if let Some(check) = self.check_belief(&upstream, present) {
                 checks.insert(check.address, check);
             }
         }
-        endpoints.sort_unstable_by(|one, next| (&one.group, one.address).cmp(&(&next.group, next.address)));
-        (endpoints, checks.into_values().collect())
+        (endpoints.into_values().collect(), checks.into_values().collect())
     }
 
     /// Returns what is known of an endpoint; `None` if that is what a new process assumes.
@@ -100,21 +135,45 @@ impl Upstreams {
         })
     }
 
-    /// Takes what an earlier process knew of these candidates. An ejection lasts as long as it would have there, within the settings.
-    pub fn recall(&self, beliefs: Vec<EndpointBelief>, all: &[&Arc<Candidates>], present: Present) {
-        let known = beliefs.into_iter().map(|belief| ((belief.group.clone(), belief.address), belief));
-        let mut known: HashMap<(String, SocketAddr), EndpointBelief> = known.collect();
+    /// Takes what an earlier process knew of endpoints, which [`Self::find_recalled`] applies.
+    pub fn recall_endpoints(&self, beliefs: Vec<EndpointBelief>) {
+        let mut recalled = self.recalled();
+        for belief in beliefs.into_iter().take(BELIEFS_MAX) {
+            recalled.endpoints.entry(belief.group.clone()).or_default().insert(belief.address, belief);
+        }
+    }
+
+    /// Takes what an earlier process knew of health checks, for the endpoints that are checked from now on.
+    pub fn recall_checks(&self, beliefs: Vec<CheckBelief>) {
+        let beliefs = beliefs.into_iter().take(BELIEFS_MAX);
+        self.recalled().checks = beliefs.map(|belief| (belief.address, belief)).collect();
+    }
+
+    /// Removes and returns what an earlier process knew of the health checks of an address.
+    pub(crate) fn recalled_check(&self, address: SocketAddr, present: Present) -> Option<CheckBelief> {
+        self.recalled().checks.remove(&address).filter(|belief| present.age(belief.checked) < FORGET_AFTER)
+    }
+
+    /// Applies what an earlier process knew of these candidates. An ejection lasts as long as it would have there, within the settings.
+    /// Returns true if beliefs about other endpoints still wait.
+    pub fn find_recalled(&self, all: &[&Arc<Candidates>], present: Present) -> bool {
+        let mut recalled = self.recalled();
+        recalled.forget_old(present);
         for candidates in all {
+            let Some(of_group) = recalled.endpoints.get_mut(&*candidates.group) else { continue };
             for endpoint in candidates.endpoints() {
-                if known.is_empty() {
-                    return;
-                }
-                let key = (endpoint.key.group.to_string(), endpoint.key.address);
-                if let Some(belief) = known.remove(&key) {
+                if let Some(belief) = of_group.remove(&endpoint.key.address) {
                     self.recall_one(&endpoint.key, belief, candidates, present);
                 }
             }
         }
+        recalled.endpoints.retain(|_, of_group| !of_group.is_empty());
+        !recalled.endpoints.is_empty()
+    }
+
+    fn recalled(&self) -> MutexGuard<'_, Recalled> {
+        // A poisoned lock is usable: each change is a single step.
+        self.recalled.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     fn recall_one(
@@ -139,10 +198,11 @@ impl Upstreams {
             last_failure,
         } = belief;
         let ejected = ejected_until.map(|until| present.until(until)).filter(|left| !left.is_zero());
-        if present.age(used) >= FORGET_AFTER && ejected.is_none() {
+        let upstream = self.upstream_at(key);
+        if upstream.in_flight() != 0 || upstream.connects.quantile(1.0).is_some() {
+            // What this process has seen of the endpoint is newer.
             return;
         }
-        let upstream = self.upstream_at(key);
         let AddressState { silence, .. } = &*upstream.at;
         for (to, from) in [
             (&upstream.at.failures, failures),

@@ -376,7 +376,8 @@ fn handed_over(from: &Upstreams, set: &Candidates) -> (Upstreams, usize) {
     let (to, present) = (upstreams(), Present::now());
     let (beliefs, _) = from.beliefs(present);
     let count = beliefs.len();
-    to.recall(beliefs, &[&Arc::new(set.clone())], present);
+    to.recall_endpoints(beliefs);
+    to.find_recalled(&[&Arc::new(set.clone())], present);
     (to, count)
 }
 
@@ -420,6 +421,44 @@ async fn another_process_forgets_what_is_old_or_not_there_or_forbidden() {
     assert!(!is_ejected(&handed_over(&first, &never).0, &never, 0), "ejection is off");
     advance(FORGET_FAILED_AFTER).await;
     assert!(handed_over(&first, &set).0.is_empty());
+}
+
+#[tokio::test(start_paused = true)]
+async fn what_an_earlier_process_knew_waits_for_a_registry_that_is_read_later_and_for_ten_minutes() {
+    let ejection = Ejection { failures: 1, time: Duration::from_secs(300), ..Ejection::default() };
+    let (first, set) = (upstreams(), set(4, ejection));
+    first.failed(&begin(&first, &set, 0), &set, Reason::EndpointRefused.into());
+    first.checked(&set.endpoints()[1].key, failed(3, true));
+    let (second, third, begun) = (upstreams(), upstreams(), Present::now());
+    let later = |seconds: u64| Present {
+        instant: begun.instant + Duration::from_secs(seconds),
+        moment: begun.moment_of(begun.instant + Duration::from_secs(seconds)),
+    };
+    let hand_over = |from: &Upstreams, to: &Upstreams, present| {
+        let (endpoints, checks) = from.beliefs(present);
+        let counts = (endpoints.len(), checks.len());
+        to.recall_endpoints(endpoints);
+        to.recall_checks(checks);
+        counts
+    };
+    assert_eq!(hand_over(&first, &second, begun), (1, 1));
+    assert!(second.find_recalled(&[], later(60)), "its registry is not read");
+    // The next process gets what still waits.
+    assert_eq!(hand_over(&second, &third, later(60)), (1, 1));
+    let all = [&Arc::new(set.clone())];
+    assert!(!second.find_recalled(&all, later(100)) && is_ejected(&second, &set, 0));
+    let state = second.state(&set.endpoints()[0].key).expect("known");
+    assert_eq!(state.ejected_for, Some(Duration::from_secs(200)));
+    let checked = set.endpoints()[1].key.address;
+    assert!(second.recalled_check(checked, later(599)).is_some_and(|belief| belief.unhealthy));
+    assert_eq!(third.recalled_check(checked, later(600)), None, "too old");
+    // What this process has seen itself is newer.
+    begin(&third, &set, 0).connected(Duration::from_millis(1));
+    assert!(!third.find_recalled(&all, later(100)) && !is_ejected(&third, &set, 0));
+    let fourth = upstreams();
+    hand_over(&first, &fourth, begun);
+    assert!(!fourth.find_recalled(&[], later(600)) && !fourth.find_recalled(&all, later(600)));
+    assert_eq!((fourth.is_whole(), hand_over(&fourth, &upstreams(), later(600))), (true, (0, 0)));
 }
 
 #[tokio::test(start_paused = true)]
