@@ -2,15 +2,16 @@
 //! [`endpoint_state`](super::endpoint_state) makes one word of it.
 //!
 //! - An `Upstream` is an endpoint of one service or route, and `group` are the endpoints of that; `in_flight` is one connection.
-//! - `address`: failures and silence, which all services at an address and port share. `ejection`, `silence`: what follows from them.
+//! - `failures`: failures in a row, of an address and port and of one service at it. `silence`: hellos that are not answered.
+//!   `ejection`: what follows from them.
 //! - `slowness`: endpoints that answer late. `state`: the values that operators see.
 //!
 //! All workers share it. It exists only for endpoints that were dialled or whose checks fail, and it outlives each
 //! snapshot. It is never part of a snapshot, and a change of it creates no snapshot.
 
-mod address;
 pub(crate) mod beliefs;
 mod ejection;
+mod failures;
 mod group;
 mod in_flight;
 mod silence;
@@ -27,10 +28,11 @@ use dashmap::DashMap;
 use hashbrown::DefaultHashBuilder;
 use tokio::time::Instant;
 
-use self::address::AddressState;
 use self::beliefs::Recalled;
+use self::failures::Failures;
 pub(crate) use self::group::Group;
 pub use self::in_flight::InFlight;
+use self::silence::Silence;
 use super::clock::milliseconds;
 use super::endpoint_state::LastFailure;
 use super::times::Times;
@@ -52,7 +54,8 @@ const FORGET_FAILED_AFTER: Duration = Duration::from_secs(600);
 pub struct Upstreams {
     started: Instant,
     endpoints: DashMap<EndpointKey, Arc<Upstream>, DefaultHashBuilder>,
-    addresses: DashMap<SocketAddr, Arc<AddressState>, DefaultHashBuilder>,
+    /// The failures of addresses, for all services at each.
+    addresses: DashMap<SocketAddr, Arc<Failures>, DefaultHashBuilder>,
     groups: DashMap<Arc<str>, Arc<Group>, DefaultHashBuilder>,
     /// The number of ejected or unhealthy endpoints of all groups; while it is 0, no look-up is needed.
     left_out: AtomicUsize,
@@ -68,8 +71,14 @@ pub struct Upstreams {
 pub struct Upstream {
     key: EndpointKey,
     group: Arc<Group>,
-    /// What connections of all services have shown of the address and port.
-    at: Arc<AddressState>,
+    /// The failures of connections of all services to the address and port.
+    shared: Arc<Failures>,
+    /// The failures of connections of this service that may depend on their hellos.
+    own: Failures,
+    /// The number of failures in a row that are shown, but do not count for ejection, because the hello may be at fault.
+    not_counted: AtomicU32,
+    /// The answers that the endpoint owes.
+    silence: Silence,
     in_flight: AtomicU32,
     /// The place, among the addresses of the endpoint, of the one that is tried first: the last one that has not failed.
     address: AtomicUsize,
@@ -134,6 +143,22 @@ impl Upstream {
     /// Returns the number of connections to the endpoint, counted from before the dial until their end.
     pub(crate) fn in_flight(&self) -> u32 {
         self.in_flight.load(Ordering::Relaxed)
+    }
+
+    /// Returns the number of connections that have failed since the endpoint last took one.
+    fn in_a_row(&self) -> u32 {
+        let counts = [self.shared.count(), self.own.count(), self.not_counted.load(Ordering::Relaxed)];
+        counts.into_iter().fold(self.silence.count(), u32::saturating_add)
+    }
+
+    /// Returns the failures to which one for this reason belongs.
+    fn failures_for(&self, reason: Reason) -> &Failures {
+        if failures::is_of_address(reason) { &self.shared } else { &self.own }
+    }
+
+    /// Returns the last failure of a connection.
+    fn last_failure(&self) -> Option<LastFailure> {
+        self.shared.last().into_iter().chain(self.own.last()).max_by_key(|last| last.time)
     }
 
     /// Returns the end of the ejection, in milliseconds on the clock of [`Upstreams::now`]; 0 if the endpoint is not ejected.
@@ -217,12 +242,15 @@ impl Upstreams {
         if let Some(known) = self.endpoints.get(key) {
             return known.clone();
         }
-        let (group, at) = (self.group(&key.group), self.address_state(key.address));
+        let (group, shared) = (self.group(&key.group), self.failures_of(key.address));
         let new = || {
-            let upstream = Arc::new(Upstream {
+            Arc::new(Upstream {
                 key: key.clone(),
                 group,
-                at,
+                shared,
+                own: Failures::default(),
+                not_counted: AtomicU32::new(0),
+                silence: Silence::default(),
                 in_flight: AtomicU32::new(0),
                 address: AtomicUsize::new(0),
                 judged: AtomicU64::new(0),
@@ -235,14 +263,12 @@ impl Upstreams {
                 slow: AtomicBool::new(false),
                 connects: Times::default(),
                 answers: Times::default(),
-            });
-            upstream.at.join(&upstream);
-            upstream
+            })
         };
         self.endpoints.entry(key.clone()).or_insert_with(new).clone()
     }
 
-    fn address_state(&self, address: SocketAddr) -> Arc<AddressState> {
+    fn failures_of(&self, address: SocketAddr) -> Arc<Failures> {
         self.addresses.entry(address).or_default().clone()
     }
 
@@ -301,13 +327,13 @@ impl Upstreams {
                 && upstream.in_flight.load(Ordering::Relaxed) == 0
                 && upstream.ejected_until.load(Ordering::Relaxed) == 0
                 && !upstream.unhealthy.load(Ordering::Relaxed);
-            let troubled = upstream.at.in_a_row() != 0
+            let troubled = upstream.in_a_row() != 0
                 || upstream.checks_failed.load(Ordering::Relaxed) != 0
                 || upstream.not_tls.load(Ordering::Relaxed) != 0;
             let forget = if troubled { forget_failed } else { forget };
             !unused || now.saturating_sub(upstream.used.load(Ordering::Relaxed)) < forget
         });
-        self.addresses.retain(|_, at| Arc::strong_count(at) > 1);
+        self.addresses.retain(|_, shared| Arc::strong_count(shared) > 1);
         self.groups.retain(|_, group| Arc::strong_count(group) > 1);
         self.find_slow();
         if now.saturating_sub(self.aged.load(Ordering::Relaxed)) >= milliseconds(AGE_EVERY) {

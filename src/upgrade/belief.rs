@@ -243,12 +243,12 @@ pub struct EndpointBelief {
     pub used: Moment,
     /// The place of the address that is tried first.
     pub first: usize,
-    /// The number of failures in a row, shared by all services at the address, as the next four fields.
-    pub failures: u32,
-    /// The number of failures that do not count for ejection.
+    /// The failures of the address, for all services there.
+    pub shared: FailuresBelief,
+    /// The failures that may depend on the hellos to this service.
+    pub own: FailuresBelief,
+    /// The number of failures in a row that do not count for ejection.
     pub not_counted: u32,
-    /// The time of the last failure that counts.
-    pub failed_at: Option<Moment>,
     /// The number of hellos in a row without an answer.
     pub silences: u32,
     /// The time at which the endpoint was last left out for its silence.
@@ -257,8 +257,17 @@ pub struct EndpointBelief {
     pub ejected_until: Option<Moment>,
     /// The time at which the endpoint last answered a hello with bytes that are not TLS.
     pub not_tls: Option<Moment>,
-    /// The last failure.
-    pub last_failure: Option<FailureBelief>,
+}
+
+/// Failures in a row.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct FailuresBelief {
+    /// Their number.
+    pub count: u32,
+    /// The time of the last one that counts for ejection.
+    pub at: Option<Moment>,
+    /// The last failure, even if the endpoint has taken connections since.
+    pub last: Option<FailureBelief>,
 }
 
 /// The failure of a connection or of a health check.
@@ -357,9 +366,10 @@ impl HoldBelief {
 
 impl EndpointBelief {
     fn lasting(&self) -> impl PartialEq + '_ {
-        let Self { group, address, first, failures, not_counted, silences, last_failure, .. } = self;
+        let Self { group, address, first, shared, own, not_counted, silences, .. } = self;
+        let failures = [shared, own].map(|FailuresBelief { count, at: _, last }| (count, last));
         let is_left_out = (self.ejected_until.is_some(), self.not_tls.is_some());
-        (group, address, first, failures, not_counted, silences, is_left_out, last_failure)
+        (group, address, first, failures, not_counted, silences, is_left_out)
     }
 }
 
@@ -453,14 +463,13 @@ mod tests {
                 address,
                 used: at,
                 first: 1,
-                failures: 2,
+                shared: FailuresBelief { count: 2, at: Some(at), last: Some(failure) },
+                own: FailuresBelief::default(),
                 not_counted: 0,
-                failed_at: Some(at),
                 silences: 1,
                 silent_at: None,
                 ejected_until: Some(at),
                 not_tls: None,
-                last_failure: Some(failure),
             }],
             checks: vec![CheckBelief {
                 address,

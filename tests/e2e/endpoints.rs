@@ -395,32 +395,74 @@ fn the_silence_of_the_only_endpoint_is_the_reason_of_each_client_that_leaves() {
     assert_eq!(lines[4]["reason"], "ok", "{lines:?}");
 }
 
-/// Routes that share an endpoint learn from each other's calls, and `ejection: off` learns nothing.
-#[test]
-fn an_endpoint_that_has_failed_for_one_route_is_passed_by_by_the_others() {
-    let (good, closing) = (good(), closing());
-    let routes: String = [("one.test", "{failures: 3, time: 1m}"), ("other.test", "{failures: 2, time: 1m}"), ("off.test", "off")]
-        .map(|(name, ejection)| {
-            let endpoints = format!("[\"{}\", \"{}\"]", good.address, closing.address);
-            format!("  {name}: {{endpoints: {endpoints}, ejection: {ejection}, loadBalancing: {{policy: roundRobin}}}}\n")
-        })
-        .concat();
-    let gateway = Gateway::start(&format!("workers: 1\nlisten: \"127.0.0.1:0\"\nroutes:\n{routes}"));
-    let call = |name: &str| {
-        for _ in 0..10 {
-            assert!(
-                gives_up(gateway.listener("default"), name, Duration::from_secs(20)),
-                "{name} is answered"
-            );
-        }
-        closing.accepted()
+fn routes_to(names: &[(&str, &str)], endpoints: [std::net::SocketAddr; 2]) -> String {
+    let [one, other] = endpoints;
+    let route = |(name, ejection): &(&str, &str)| {
+        format!(
+            "  {name}: {{endpoints: [\"{one}\", \"{other}\"], ejection: {ejection}, loadBalancing: {{policy: roundRobin}}}}\n"
+        )
     };
-    let of_one = call("one.test");
-    assert_eq!(of_one, 3);
-    assert_eq!(call("other.test"), of_one, "the other route sends it nothing");
+    let routes: String = names.iter().map(route).collect();
+    format!("workers: 1\nlisten: \"127.0.0.1:0\"\nroutes:\n{routes}")
+}
+
+/// Routes that share an endpoint learn from each other's refused connections, and `ejection: off` learns nothing.
+#[test]
+fn an_endpoint_that_refuses_one_route_is_passed_by_by_the_others() {
+    let good = good();
+    let routes = [
+        ("one.test", "{failures: 3, time: 1m}"),
+        ("other.test", "{failures: 2, time: 1m}"),
+        ("off.test", "off"),
+    ];
+    let gateway = Gateway::start(&routes_to(&routes, [good.address, refusing()]));
+    let failures_of = |name: &str| {
+        for _ in 0..10 {
+            let is_answered = gives_up(gateway.listener("default"), name, Duration::from_secs(20));
+            assert!(is_answered, "{name} is answered");
+        }
+        gateway.metric("isthmus_endpoint_failures_total", &[name, "endpoint_refused"])
+    };
+    assert_eq!(failures_of("one.test"), 3.0);
+    assert_eq!(failures_of("other.test"), 0.0, "the other route dials it not once");
     let explained = gateway.json("/api/v1/explain?sni=other.test");
     assert!(explained.to_string().contains("\"ejected\""), "{explained}");
-    assert!(call("off.test") >= of_one + 5, "without ejection it is used in turn");
+    assert!(failures_of("off.test") >= 5.0, "without ejection it is used in turn");
+}
+
+/// Two tenants have services at one address, and the endpoint there closes when it gets the name of the one.
+#[test]
+fn odd_hellos_of_one_tenant_take_the_endpoint_from_no_other_tenant() {
+    let (good, config) = (good(), PKI.server("two.test"));
+    let strict = Backend::start(move |stream| {
+        let mut hello = [0; 4 << 10];
+        let length = stream.peek(&mut hello).unwrap_or_default();
+        if !hello[..length].windows(8).any(|name| name == b"odd.test") {
+            tls_echo(stream, config.clone(), "strict:");
+        }
+    });
+    let ejection = "{failures: 2, time: 1m}";
+    let routes = [("odd.test", ejection), ("two.test", ejection)];
+    let gateway = Gateway::start(&routes_to(&routes, [good.address, strict.address]));
+    let address = gateway.listener("default");
+    for _ in 0..10 {
+        assert!(gives_up(address, "odd.test", Duration::from_secs(20)), "the other endpoint answers");
+    }
+    let health = |name: &str| {
+        let explained = gateway.json(&format!("/api/v1/explain?sni={name}"));
+        let all = explained["candidates"].as_array().cloned().unwrap_or_default();
+        let is_it = |one: &&serde_json::Value| one["address"] == strict.address.to_string();
+        all.iter().find(is_it).expect("the endpoint")["health"].clone()
+    };
+    assert_eq!((health("odd.test"), health("two.test")), ("ejected".into(), "healthy".into()));
+    let mut answer = || {
+        let mut stream = tls(address, "two.test").expect("a handshake");
+        call(&mut stream, "x").expect("an answer")
+    };
+    let answers: Vec<String> = (0..10).map(|_| answer()).collect();
+    assert_eq!(answers.iter().filter(|answer| *answer == "strict:x").count(), 5, "{answers:?}");
+    assert_eq!(health("odd.test"), "ejected", "what one tenant's clients get says nothing about the other's");
+    assert_eq!(gateway.metric("isthmus_endpoint_failures_total", &["two.test"]), 0.0);
 }
 
 /// Every way in which the only endpoint can fail, with the reason and the alert that the client receives.

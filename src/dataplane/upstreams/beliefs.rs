@@ -8,13 +8,15 @@ use std::sync::atomic::Ordering;
 use std::sync::{Arc, MutexGuard, PoisonError};
 use std::time::{Duration, SystemTime};
 
-use super::address::AddressState;
+use super::failures::Failures;
 use super::silence::Silence;
 use super::{FORGET_FAILED_AFTER, Upstream, Upstreams};
 use crate::endpoint_state::LastFailure;
 use isthmus_model::reason::Reason;
 use isthmus_snapshot::candidates::{Candidates, EndpointKey};
-use isthmus_upgrade::belief::{BELIEFS_MAX, CheckBelief, EndpointBelief, FailureBelief, Moment, Present};
+use isthmus_upgrade::belief::{
+    BELIEFS_MAX, CheckBelief, EndpointBelief, FailureBelief, FailuresBelief, Moment, Present,
+};
 
 /// The time after which the failures of an endpoint say nothing any more.
 const FORGET_AFTER: Duration = FORGET_FAILED_AFTER;
@@ -72,7 +74,10 @@ impl Upstreams {
         let Upstream {
             key: EndpointKey { group, address },
             group: _,
-            at,
+            shared,
+            own,
+            not_counted,
+            silence,
             in_flight: _,
             address: first,
             judged: _,
@@ -87,7 +92,6 @@ impl Upstreams {
             connects: _,
             answers: _,
         } = upstream;
-        let AddressState { failures, not_counted, failed_at, silence, last_failure: _, members: _ } = &**at;
         let Silence {
             count: silences,
             left_out_at,
@@ -103,17 +107,16 @@ impl Upstreams {
             address: *address,
             used: self.moment(used.load(Ordering::Relaxed), present),
             first: first.load(Ordering::Relaxed),
-            failures: failures.load(Ordering::Relaxed),
+            shared: self.failures_belief(shared, present),
+            own: self.failures_belief(own, present),
             not_counted: not_counted.load(Ordering::Relaxed),
-            failed_at: moment(failed_at.load(Ordering::Relaxed)),
             silences: silences.load(Ordering::Relaxed),
             silent_at: moment(left_out_at.load(Ordering::Relaxed)),
             ejected_until: moment(ejected_until.load(Ordering::Relaxed)),
             not_tls: moment(not_tls.load(Ordering::Relaxed)),
-            last_failure: at.last_failure().map(failure_belief),
         };
         let is_known = belief.first != 0
-            || belief.failures.max(belief.not_counted).max(belief.silences) > 0
+            || [belief.shared.count, belief.own.count, belief.not_counted, belief.silences] != [0; 4]
             || belief.ejected_until.is_some()
             || belief.not_tls.is_some();
         is_known.then_some(belief)
@@ -188,14 +191,13 @@ impl Upstreams {
             address: _,
             used,
             first,
-            failures,
+            shared,
+            own,
             not_counted,
-            failed_at,
             silences,
             silent_at,
             ejected_until,
             not_tls,
-            last_failure,
         } = belief;
         let ejected = ejected_until.map(|until| present.until(until)).filter(|left| !left.is_zero());
         let upstream = self.upstream_at(key);
@@ -203,29 +205,44 @@ impl Upstreams {
             // What this process has seen of the endpoint is newer.
             return;
         }
-        let AddressState { silence, .. } = &*upstream.at;
-        for (to, from) in [
-            (&upstream.at.failures, failures),
-            (&upstream.at.not_counted, not_counted),
-            (&silence.count, silences),
-        ] {
+        let silence = &upstream.silence;
+        for (to, from) in [(&upstream.not_counted, not_counted), (&silence.count, silences)] {
             to.store(from, Ordering::Relaxed);
         }
+        self.recall_failures(&upstream.shared, shared, present);
+        self.recall_failures(&upstream.own, own, present);
         upstream.address.store(first, Ordering::Relaxed);
         let at = |moment: Moment| present.instant_of(moment).map_or(1, |at| self.at(at));
-        for (to, from) in [
-            (&upstream.used, Some(used)),
-            (&upstream.not_tls, not_tls),
-            (&upstream.at.failed_at, failed_at),
-            (&silence.left_out_at, silent_at),
-        ] {
+        for (to, from) in
+            [(&upstream.used, Some(used)), (&upstream.not_tls, not_tls), (&silence.left_out_at, silent_at)]
+        {
             to.store(from.map_or(0, at), Ordering::Relaxed);
-        }
-        if let Some(failure) = last_failure.and_then(last_failure_of) {
-            upstream.at.set_last_failure(failure);
         }
         if let Some(left) = ejected {
             self.eject(&upstream, candidates, left);
+        }
+    }
+
+    fn failures_belief(&self, failures: &Failures, present: Present) -> FailuresBelief {
+        let at = failures.at();
+        FailuresBelief {
+            count: failures.count(),
+            at: (at != 0).then(|| self.moment(at, present)),
+            last: failures.last().map(failure_belief),
+        }
+    }
+
+    fn recall_failures(&self, failures: &Failures, belief: FailuresBelief, present: Present) {
+        let FailuresBelief { count, at, last } = belief;
+        let at = at.and_then(|at| present.instant_of(at)).map_or(0, |at| self.at(at));
+        if failures.at() > at {
+            // Another service has failed at the address in this process.
+            return;
+        }
+        failures.count.store(count, Ordering::Relaxed);
+        failures.at.store(at, Ordering::Relaxed);
+        if let Some(last) = last.and_then(last_failure_of) {
+            failures.set_last(last);
         }
     }
 

@@ -1,8 +1,9 @@
 //! Ejection: an endpoint whose connections fail gets none for a while.
 //!
-//! Failures belong to an address and port ([`super::address`]); what follows from them is decided by each service for itself, with its
-//! own `ejection`: the number of failures, the time, the share of its endpoints that may be ejected, and `off`. A service ejects an
-//! endpoint when one of its own connections fails, or when it chooses an endpoint that has failed for others ([`Upstreams::adopt`]).
+//! Failures of the network belong to an address and port, those that may depend on the hello to one service there
+//! ([`super::failures`]). What follows from both is decided by each service for itself, with its own `ejection`: the number of failures,
+//! the time, the share of its endpoints that may be ejected, and `off`. A service ejects an endpoint when one of its own connections
+//! fails, or when it chooses an endpoint whose address has failed for others ([`Upstreams::adopt`]).
 
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -10,6 +11,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
+use super::failures::Failures;
 use super::{Failure, InFlight, Upstream, Upstreams, Verdict};
 use crate::clock::milliseconds;
 use isthmus_balance::{Availability, Load};
@@ -18,10 +20,33 @@ use isthmus_model::reason::Reason;
 use isthmus_settings::tuning::Ejection;
 use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
 
+impl Upstream {
+    /// Returns the number of failures in a row that count for ejection.
+    fn failed(&self) -> u32 {
+        self.shared.count().saturating_add(self.own.count())
+    }
+
+    /// Returns the time until which a service with these settings leaves the endpoint out, and the time of what it is left out for;
+    /// `None` if that is over at `now`.
+    fn left_out(&self, ejection: &Ejection, now: u64) -> Option<(u64, u64)> {
+        let failures = self.failed();
+        let failed = (failures != 0 && failures >= ejection.failures)
+            .then(|| self.shared.at().max(self.own.at()))
+            .map(|at| (at.saturating_add(milliseconds(ejection.time)), at));
+        let silent = self.silence.left_out(ejection);
+        failed.max(silent).filter(|(until, _)| *until > now)
+    }
+}
+
 impl Upstreams {
     /// Records that the endpoint has taken a connection.
     pub fn succeeded(&self, in_flight: &InFlight, now: Instant) {
-        in_flight.upstream().at.succeeded();
+        let upstream = in_flight.upstream();
+        [&upstream.shared, &upstream.own].into_iter().for_each(Failures::forgive);
+        // The value is read before it is written, as for failures.
+        if upstream.not_counted.load(Ordering::Relaxed) != 0 {
+            upstream.not_counted.store(0, Ordering::Relaxed);
+        }
         self.heard(in_flight, now);
     }
 
@@ -37,17 +62,18 @@ impl Upstreams {
     pub(super) fn count_failure(&self, upstream: &Upstream, candidates: &Candidates, failure: Failure) {
         let labels = [("service", service_of(&candidates.group)), ("reason", failure.reason.text())];
         self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
-        upstream.at.set_last_failure(failure.now(false));
+        upstream.failures_for(failure.reason).set_last(failure.now(false));
     }
 
     /// Records that the endpoint refused a connection, timed out, was unreachable, or ended or refused the connection before a
     /// ServerHello. Ejects the endpoint if it has failed often enough.
     pub fn failed(&self, in_flight: &InFlight, candidates: &Candidates, failure: Failure) -> Verdict {
         let upstream = in_flight.upstream();
+        let reason = failure.reason;
         self.count_failure(upstream, candidates, failure);
-        let failures = upstream.at.failed(self.now());
+        upstream.failures_for(reason).add(self.now());
         match candidates.tuning.ejection {
-            Some(ejection) if failures >= ejection.failures => {
+            Some(ejection) if upstream.failed() >= ejection.failures => {
                 self.eject(upstream, candidates, ejection.time)
             }
             _ => Verdict::Stays,
@@ -57,24 +83,24 @@ impl Upstreams {
     /// Records a failure for which the hello may be at fault: it is shown, and does not count for ejection.
     pub fn failed_perhaps(&self, in_flight: &InFlight, candidates: &Candidates, failure: Failure) {
         self.count_failure(in_flight.upstream(), candidates, failure);
-        in_flight.upstream().at.failed_perhaps();
+        in_flight.upstream().not_counted.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Ejects an endpoint that has been chosen, if it has failed for other services as often as the settings of this one demand.
     /// Returns the reason of the last failure if the endpoint is ejected.
     pub(crate) fn adopt(&self, upstream: &Upstream, candidates: &Candidates) -> Option<Reason> {
         let ejection = candidates.tuning.ejection?;
-        if upstream.at.in_a_row() == 0 {
+        if upstream.in_a_row() == 0 {
             return None;
         }
         let now = self.now();
-        let (until, cause) = upstream.at.left_out(&ejection, now)?;
+        let (until, cause) = upstream.left_out(&ejection, now)?;
         // Each cause is judged once: by the connection of this service that failed, or here.
         if upstream.judged.swap(cause, Ordering::Relaxed) == cause {
             return None;
         }
         match self.eject(upstream, candidates, Duration::from_millis(until.saturating_sub(now))) {
-            Verdict::Ejected => upstream.at.last_failure().map(|last| last.reason),
+            Verdict::Ejected => upstream.last_failure().map(|last| last.reason),
             Verdict::Stays => None,
         }
     }
@@ -85,7 +111,7 @@ impl Upstreams {
             return Verdict::Stays;
         };
         let now = self.now();
-        if let Some((_, cause)) = upstream.at.left_out(&ejection, now) {
+        if let Some((_, cause)) = upstream.left_out(&ejection, now) {
             upstream.judged.store(cause, Ordering::Relaxed);
         }
         if !self.may_eject(candidates, &ejection) {
@@ -126,7 +152,7 @@ impl Upstreams {
         let ejected = self.endpoints.get(key).map(|upstream| upstream.clone());
         let ejected = ejected.filter(|upstream| upstream.ejected_until() != 0);
         let let_back = |upstream: &Arc<Upstream>| {
-            upstream.at.silence.forgive();
+            upstream.silence.forgive();
             self.let_back(upstream, upstream.ejected_until());
         };
         ejected.inspect(let_back).is_some()
@@ -159,7 +185,7 @@ impl Upstreams {
     /// Ends the ejection of an endpoint, if it was ejected until `until`. Other services keep theirs.
     pub(super) fn let_back(&self, upstream: &Upstream, until: u64) {
         if upstream.ejected_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            upstream.at.forgive();
+            [&upstream.shared, &upstream.own].into_iter().for_each(Failures::forgive);
             upstream.group.let_back();
             upstream.group.gauge.decrement(1.0);
             self.left_out.fetch_sub(1, Ordering::Relaxed);

@@ -38,7 +38,7 @@ impl InFlight {
     pub(super) fn stop_waiting(&self) -> bool {
         let waited = self.waits.replace(false);
         if waited {
-            self.upstream.at.silence.stop_waiting();
+            self.upstream.silence.stop_waiting();
         }
         waited
     }
@@ -46,7 +46,7 @@ impl InFlight {
     /// Records whether the endpoint leaves bytes of this connection unacknowledged.
     pub(crate) fn set_late(&self, is_late: bool) {
         if self.is_late.replace(is_late) != is_late {
-            self.upstream.at.silence.count_unacknowledged(is_late);
+            self.upstream.silence.count_unacknowledged(is_late);
         }
     }
 

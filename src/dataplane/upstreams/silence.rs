@@ -87,7 +87,7 @@ impl Upstreams {
     /// been silent; `candidates` is `None` where no endpoint was chosen.
     pub fn asked(&self, in_flight: &InFlight, candidates: Option<&Candidates>, now: Instant) -> Verdict {
         let upstream = in_flight.upstream();
-        let silence = &upstream.at.silence;
+        let silence = &upstream.silence;
         if !in_flight.begin_waiting() {
             return Verdict::Stays;
         }
@@ -113,7 +113,7 @@ impl Upstreams {
     /// Records that a client has left which had waited for the endpoint's answer for this time since the hello.
     pub fn silent(&self, in_flight: &InFlight, candidates: &Candidates, waited: Duration) -> Verdict {
         let upstream = in_flight.upstream();
-        let silence = &upstream.at.silence;
+        let silence = &upstream.silence;
         let detail = format!("no answer for {:.1} s after the hello", waited.as_secs_f64());
         self.count_failure(
             upstream,
@@ -127,21 +127,20 @@ impl Upstreams {
         self.eject(upstream, candidates, SILENT_LEFT_OUT)
     }
 
-    /// Records the endpoint's answer on a connection, at `now`. If it was silent, every service that leaves it out uses it again.
+    /// Records the endpoint's answer on a connection, at `now`. If it was silent, the service uses it again.
     pub fn heard(&self, in_flight: &InFlight, now: Instant) {
-        let at = &in_flight.upstream().at;
+        let upstream = in_flight.upstream();
+        let silence = &upstream.silence;
         if in_flight.stop_waiting() {
-            at.silence.waiting_since.store(self.at(now), Ordering::Relaxed);
-            at.silence.unanswered_since.store(0, Ordering::Relaxed);
+            silence.waiting_since.store(self.at(now), Ordering::Relaxed);
+            silence.unanswered_since.store(0, Ordering::Relaxed);
         }
-        if at.silence.count() == 0 || at.silence.count.swap(0, Ordering::Relaxed) < SILENCES {
+        if silence.count() == 0 || silence.count.swap(0, Ordering::Relaxed) < SILENCES {
             return;
         }
-        for upstream in at.members() {
-            let until = upstream.ejected_until();
-            if until != 0 {
-                self.let_back(&upstream, until);
-            }
+        let until = upstream.ejected_until();
+        if until != 0 {
+            self.let_back(upstream, until);
         }
     }
 }

@@ -4,7 +4,7 @@ use std::sync::PoisonError;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, SystemTime};
 
-use super::address::AddressState;
+use super::failures::Failures;
 use super::{Upstream, Upstreams};
 use crate::endpoint_state::{EndpointState, Percentiles, SILENT_AFTER};
 use crate::times::Times;
@@ -20,7 +20,7 @@ impl Upstreams {
                 || upstream.unhealthy.load(Ordering::Relaxed)
                 || upstream.ejected_until() != 0
         });
-        let of_others = || self.addresses.get(&key.address).map(|at| self.state_at(&at));
+        let of_others = || self.addresses.get(&key.address).map(|shared| state_at(&shared));
         let state = known.map(|upstream| self.state_of(&upstream));
         let state = state.or_else(|| of_others().filter(EndpointState::is_troubled));
         let withdrawal = self.withdrawals.of(key);
@@ -35,11 +35,11 @@ impl Upstreams {
         // While all endpoints are healthy, nothing is locked or copied.
         let may_be = |upstream: &Upstream| {
             let of = [&upstream.ejected_until, &upstream.not_tls];
-            upstream.at.in_a_row() != 0
+            upstream.in_a_row() != 0
                 || upstream.checks_failed.load(Ordering::Relaxed) != 0
                 || upstream.unhealthy.load(Ordering::Relaxed)
-                || upstream.at.silence.waiting() != 0
-                || upstream.at.silence.unacknowledged() != 0
+                || upstream.silence.waiting() != 0
+                || upstream.silence.unacknowledged() != 0
                 || upstream.slow.load(Ordering::Relaxed)
                 || of.iter().any(|of| of.load(Ordering::Relaxed) != 0)
         };
@@ -68,11 +68,12 @@ impl Upstreams {
     }
 
     fn state_of(&self, upstream: &Upstream) -> EndpointState {
-        let (now, shared) = (self.now(), self.state_at(&upstream.at));
+        let now = self.now();
         let until = upstream.ejected_until.load(Ordering::Relaxed);
         let not_tls = upstream.not_tls.load(Ordering::Relaxed);
         let failed_check = upstream.failed_check.lock().unwrap_or_else(PoisonError::into_inner).clone();
-        let last_failure = shared.last_failure.into_iter().chain(failed_check).max_by_key(|last| last.time);
+        let last_failure =
+            upstream.last_failure().into_iter().chain(failed_check).max_by_key(|last| last.time);
         // Once a check has passed, the failures of connections are shown again.
         let checks_failed = upstream.checks_failed.load(Ordering::Relaxed);
         let by_check = checks_failed != 0 && last_failure.as_ref().is_some_and(|last| last.by_check);
@@ -83,25 +84,21 @@ impl Upstreams {
         EndpointState {
             in_flight: upstream.in_flight.load(Ordering::Relaxed),
             ejected_for: (until > now).then(|| Duration::from_millis(until - now)),
-            in_a_row: if by_check { checks_failed } else { shared.in_a_row },
+            in_a_row: if by_check { checks_failed } else { upstream.in_a_row() },
             unhealthy: upstream.unhealthy.load(Ordering::Relaxed),
             last_failure,
             not_tls: (not_tls != 0).then(|| ago(not_tls)),
             is_slow: upstream.slow.load(Ordering::Relaxed),
             connect: percentiles(&upstream.connects),
             answer: percentiles(&upstream.answers),
-            ..shared
-        }
-    }
-
-    /// Returns what connections of all services have shown of an address.
-    fn state_at(&self, at: &AddressState) -> EndpointState {
-        EndpointState {
-            in_a_row: at.in_a_row(),
-            last_failure: at.last_failure(),
-            silent_for: at.silence.waited(self.now()).filter(|waited| *waited >= SILENT_AFTER),
-            unacknowledged: at.silence.unacknowledged(),
+            silent_for: upstream.silence.waited(now).filter(|waited| *waited >= SILENT_AFTER),
+            unacknowledged: upstream.silence.unacknowledged(),
             ..EndpointState::default()
         }
     }
+}
+
+/// Returns what connections of all services have shown of an address, for a service that has made none.
+fn state_at(shared: &Failures) -> EndpointState {
+    EndpointState { in_a_row: shared.count(), last_failure: shared.last(), ..EndpointState::default() }
 }

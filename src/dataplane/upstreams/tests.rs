@@ -545,25 +545,36 @@ async fn each_service_judges_the_failures_of_an_address_by_its_own_settings() {
 }
 
 #[tokio::test(start_paused = true)]
-async fn a_silent_address_gets_one_connection_each_10_s_of_all_services_and_all_use_it_once_it_answers() {
+async fn what_may_depend_on_the_hello_is_judged_for_the_service_alone() {
     let upstreams = upstreams();
-    let services = ["one", "other"].map(|name| of_service(name, 2, Some(Ejection::default())));
-    let [one, other] = &services;
-    let adopts = |set: &Candidates| upstreams.adopt(&upstreams.upstream(&set.endpoints()[0]), set);
-    for _ in 0..2 {
-        let in_flight = begin(&upstreams, one, 0);
-        upstreams.asked(&in_flight, Some(one), Instant::now());
-        upstreams.silent(&in_flight, one, SILENCE_MIN);
+    let ejection = Ejection { failures: 2, time: Duration::from_secs(60), ..Ejection::default() };
+    let services = ["odd", "other"].map(|name| of_service(name, 3, Some(ejection)));
+    let [odd, other] = &services;
+    let adopts = |index: usize| upstreams.adopt(&upstreams.upstream(&other.endpoints()[index]), other);
+    let fail = |set: &Candidates, index: usize, reason: Reason| {
+        upstreams.failed(&begin(&upstreams, set, index), set, reason.into())
+    };
+    for reason in
+        [Reason::EndpointClosed, Reason::EndpointAlert, Reason::EndpointNotTls, Reason::EndpointReset]
+    {
+        assert_eq!(fail(odd, 0, reason), Verdict::Stays);
+        assert_eq!((fail(odd, 0, reason), adopts(0)), (Verdict::Ejected, None), "{reason}");
+        assert!(upstreams.end_ejection(&odd.endpoints()[0].key) && !is_ejected(&upstreams, other, 0));
     }
-    assert_eq!(adopts(other), Some(Reason::EndpointSilent));
-    advance(SILENT_LEFT_OUT).await;
-    assert_eq!((adopts(other), is_ejected(&upstreams, other, 0)), (None, false));
-    let trial = begin(&upstreams, other, 0);
-    upstreams.asked(&trial, Some(other), Instant::now());
-    assert!(!is_ejected(&upstreams, one, 0), "its time is over too");
-    assert_eq!(adopts(one), Some(Reason::EndpointSilent), "another service tries it");
-    upstreams.succeeded(&trial, Instant::now());
-    assert!(upstreams.is_whole() && adopts(one).is_none());
+    for _ in 0..2 {
+        let in_flight = begin(&upstreams, odd, 0);
+        upstreams.asked(&in_flight, Some(odd), Instant::now());
+        upstreams.silent(&in_flight, odd, SILENCE_MIN);
+    }
+    assert!(is_ejected(&upstreams, odd, 0) && adopts(0).is_none());
+    assert!(upstreams.state(&other.endpoints()[0].key).is_none(), "the other service has seen no failure");
+    // A success of the one service says nothing about the hellos of the other one.
+    upstreams.succeeded(&begin(&upstreams, other, 0), Instant::now());
+    assert!(is_ejected(&upstreams, odd, 0));
+    // What the network says holds for both, together with what each has seen itself.
+    assert_eq!(fail(odd, 1, Reason::EndpointRefused), Verdict::Stays);
+    assert_eq!(fail(other, 1, Reason::EndpointClosed), Verdict::Ejected);
+    assert!(!is_ejected(&upstreams, odd, 1));
 }
 
 #[test]
