@@ -22,6 +22,9 @@ const LEAST: (u32, Duration) = (3, Duration::from_millis(250));
 const HOLD: Duration = Duration::from_secs(600);
 /// The time for which a value by distance is not determined again.
 const FRESH: Duration = Duration::from_secs(10);
+/// The time within which the distance of a gateway that answers is known: it is used 5 s after the first probe, and published with others
+/// up to 10 s later.
+const KNOWN_WITHIN: Duration = Duration::from_secs(30);
 
 /// A connect timeout, and where it comes from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -30,6 +33,8 @@ pub(super) enum Timeout {
     Set(Duration),
     /// It follows from the distances of gateways, or is the default if there are none.
     ByDistance(Duration),
+    /// It is the largest one, because the distance of a gateway is not known yet.
+    Assumed(Duration),
 }
 
 /// Returns the connect timeout that suits a service port now: as the operator sets it, or by the round-trip times of the gateways
@@ -47,12 +52,12 @@ pub(super) fn wanted(
     if configured != Timeouts::default().connect {
         return Some(Timeout::Set(configured));
     }
-    let by_distance = || by_distance(snapshot, service, port).unwrap_or(configured);
-    (!is_fresh).then(|| Timeout::ByDistance(by_distance()))
+    let by_distance = || by_distance(snapshot, service, port).unwrap_or(Timeout::ByDistance(configured));
+    (!is_fresh).then(by_distance)
 }
 
 /// Returns the connect timeout by the distances of a service port's gateways; `None` if there are none.
-fn by_distance(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Option<Duration> {
+fn by_distance(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> Option<Timeout> {
     let node = &snapshot.policy.node;
     let viewer = Viewer { network: node.network.clone(), cluster: node.cluster.clone(), ..Viewer::default() };
     let is_far = |network: &&Network| {
@@ -72,16 +77,25 @@ fn by_distance(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> O
         Some(distance.source.time()?.saturating_mul(count).saturating_add(beside))
     };
     let largest = VALUES[VALUES.len() - 1];
+    if networks.is_empty() {
+        return None;
+    }
     // A gateway at an unknown distance may be far away.
-    let needed = networks.into_iter().map(|network| needs(network).unwrap_or(largest)).max()?;
-    Some(VALUES.into_iter().find(|value| *value >= needed).unwrap_or(largest))
+    let Some(needed) = networks.into_iter().map(needs).collect::<Option<Vec<_>>>() else {
+        return Some(Timeout::Assumed(largest));
+    };
+    let needed = needed.into_iter().max()?;
+    Some(Timeout::ByDistance(VALUES.into_iter().find(|value| *value >= needed).unwrap_or(largest)))
 }
 
-/// The connect timeout in use. By distance, it changes at most once in [`HOLD`]. Time is an argument.
+/// The connect timeout in use. By distance, it changes at most once in [`HOLD`]; one that was assumed is replaced as soon as the distance
+/// is known. Time is an argument.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
     /// The timeout in use; `None` before the first one.
     used: Option<Timeout>,
+    /// The time since which it has been in use.
+    since: Option<Instant>,
     /// The time since which others have been wanted; `None` while the one in use is.
     differs_since: Option<Instant>,
     /// The time of the last note.
@@ -98,33 +112,43 @@ impl Held {
             return;
         };
         (self.noted, self.is_behind) = (Some(now), false);
-        if let (Some(Timeout::ByDistance(used)), Timeout::ByDistance(time)) = (self.used, wanted)
+        if let (Some(Timeout::ByDistance(used)), Timeout::ByDistance(time) | Timeout::Assumed(time)) =
+            (self.used, wanted)
             && used != time
             && now.duration_since(*self.differs_since.get_or_insert(now)) < HOLD
         {
             return;
         }
-        (self.used, self.differs_since) = (Some(wanted), None);
+        if self.used != Some(wanted) {
+            (self.used, self.since) = (Some(wanted), Some(now));
+        }
+        self.differs_since = None;
     }
 
     /// Returns the timeout in use.
     pub(super) fn value(&self) -> Duration {
         match self.used {
             None => Duration::default(),
-            Some(Timeout::Set(time) | Timeout::ByDistance(time)) => time,
+            Some(Timeout::Set(time) | Timeout::ByDistance(time) | Timeout::Assumed(time)) => time,
         }
     }
 
     /// Returns true if a value by distance, noted before, need not be determined again.
     pub(super) fn is_fresh(&self, now: Instant) -> bool {
-        let by_distance = matches!(self.used, Some(Timeout::ByDistance(_)));
+        let by_distance = matches!(self.used, Some(Timeout::ByDistance(_) | Timeout::Assumed(_)));
         by_distance && self.noted.is_some_and(|noted| now.duration_since(noted) < FRESH)
     }
 
-    /// Returns true if a note was left out, or if the next note changes the timeout, unless it wants the one in use.
+    /// Returns true if a note was left out, or if the next note changes the timeout, unless it wants the one in use. A timeout that was
+    /// assumed is noted again until the distance should be known.
     pub(super) fn is_due(&self, now: Instant) -> bool {
         let is_held = |since: Instant| now.duration_since(since) >= HOLD;
-        !self.is_fresh(now) && (self.is_behind || self.differs_since.is_some_and(is_held))
+        let may_be_known = |since: Instant| now.duration_since(since) <= KNOWN_WITHIN;
+        let is_assumed = matches!(self.used, Some(Timeout::Assumed(_)));
+        let is_due = self.is_behind
+            || self.differs_since.is_some_and(is_held)
+            || is_assumed && self.since.is_some_and(may_be_known);
+        !self.is_fresh(now) && is_due
     }
 }
 
@@ -172,6 +196,7 @@ mod tests {
         assert_eq!(wanted(&snapshot, service, &service.ports[0], true), None);
         match wanted(&snapshot, service, &service.ports[0], false) {
             Some(Timeout::ByDistance(time)) => time,
+            Some(Timeout::Assumed(time)) if far.iter().any(|(_, distance)| distance.is_none()) => time,
             other => panic!("it is not by distance: {other:?}"),
         }
     }
@@ -218,6 +243,22 @@ mod tests {
         assert_eq!(note(27, Timeout::Set(7 * S)), (7, false));
         assert_eq!(note(28, Timeout::Set(2 * S)), (2, false));
         assert_eq!(note(29, by_distance(1)), (1, false), "the operator has removed the key");
+    }
+
+    #[test]
+    fn a_timeout_that_was_assumed_is_replaced_as_soon_as_the_distance_is_known() {
+        let (start, mut held) = (Instant::now(), Held::default());
+        let at = |seconds: u32| start + seconds * S;
+        held.note(Some(Timeout::Assumed(3 * S)), at(0));
+        assert_eq!((held.value(), held.is_due(at(9)), held.is_due(at(10))), (3 * S, false, true));
+        held.note(Some(Timeout::Assumed(3 * S)), at(10));
+        assert!(held.is_due(at(20)) && held.is_due(at(30)));
+        assert!(!held.is_due(at(31)), "a gateway that never answers costs nothing for ever");
+        held.note(Some(Timeout::ByDistance(S)), at(40));
+        assert_eq!((held.value(), held.is_due(at(50))), (S, false));
+        // A network that is new changes the cluster like another distance: later.
+        held.note(Some(Timeout::Assumed(3 * S)), at(60));
+        assert_eq!(held.value(), S);
     }
 
     #[test]
