@@ -50,7 +50,7 @@ const FAULTS: &[(&str, Injected)] = &[
     ),
     (
         "one of two routes has found it",
-        By("tests/e2e/endpoints.rs", "an_endpoint_that_has_failed_for_one_route_is_passed_by_by_the_others"),
+        By("tests/e2e/endpoints.rs", "an_endpoint_that_refuses_one_route_is_passed_by_by_the_others"),
     ),
     ("certificate of another name", Row("An endpoint's certificate is for another name")),
     ("certificate has expired", Row("An endpoint's certificate has expired")),
