@@ -32,7 +32,6 @@ use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::owner::Recalled;
 use isthmus_config::Config;
 use isthmus_dataplane::handle::Control;
-use isthmus_decisions::dialled::Dialled;
 use isthmus_files::reading::Readings;
 use isthmus_files::watch::FileWatch;
 use isthmus_net::budget::raise_descriptor_limit;

@@ -3,7 +3,7 @@
 //! another [`load`].
 //!
 //! - `table`: every key, with its default and its description. A default `X::default()` is in the `impl Default` of `X`, mostly in
-//!   [`isthmus_snapshot::policy`].
+//!   [`isthmus_settings`].
 //! - `file`: the files and their merged tree. `assembly`: the tree becomes a [`Config`], with the checks that need several values.
 //! - `listeners`, `routes`, `tuning`, `steering`, `exports`, `networks`, `peers`, `registries`, `aggregation`, `dns`, `drains`, `identity`, `telemetry`: the
 //!   readers of the sections. `addresses`: which addresses may not collide.

@@ -1,5 +1,5 @@
 //! The WDS server: ztunnels get the workloads, services and policies of the mesh as seen from their own network. The endpoints and
-//! gateways of a network, and the division of calls among them, are decided in [`isthmus_snapshot::view`].
+//! gateways of a network, and the division of calls among them, are decided in [`isthmus_decisions::view`].
 //!
 //! ```text
 //!  Snapshot ──Reader──▶ hub: one task per viewer ──▶ table: all resources of the viewer, and indexes

@@ -1,5 +1,5 @@
 //! The resources of WDS, made from a snapshot for a viewer. The endpoints and gateways of a viewer, and the division of calls among
-//! them, are decided in [`isthmus_snapshot::view`]; this file expresses the decision in the messages of ztunnels.
+//! them, are decided in [`isthmus_decisions::view`]; this file expresses the decision in the messages of ztunnels.
 //!
 //! - A neighbour is a workload with its addresses. It serves several services, so that it is made from all of them.
 //! - Everything else is one workload without addresses per network, gateway and service, behind the gateway.

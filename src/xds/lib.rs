@@ -1,5 +1,5 @@
 //! The xDS server: every client gets the endpoints as seen from its own network. The endpoints and their weights are decided
-//! in [`isthmus_snapshot::view`]; this crate encodes them, and [`isthmus_ads`] sends them.
+//! in [`isthmus_decisions::view`]; this crate encodes them, and [`isthmus_ads`] sends them.
 //!
 //! ```text
 //!  Snapshot ──Reader──▶ hub: one rendering of each resource for all viewers that get the same
