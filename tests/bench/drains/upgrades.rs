@@ -1,4 +1,5 @@
-//! Upgrades in a row under idle and busy connections, and a connection for each request.
+//! Upgrades in a row under idle and busy connections, and a connection for each request; what the gateway has learnt before
+//! ([`super::known`]) must be known after each.
 
 use std::collections::BTreeSet;
 use std::io::{self, BufRead, BufReader, Write as _};
@@ -17,6 +18,7 @@ use tokio::net::{TcpListener, TcpStream};
 use tokio::runtime::{Builder, Handle};
 use tokio::time::{sleep, timeout};
 
+use super::known::{Known, NAMED};
 use super::{Options, quantile};
 use crate::support::client::hello;
 use crate::support::gateway::{BINARY, Gateway, with_common};
@@ -117,10 +119,10 @@ async fn exchange(stream: &mut TcpStream, sent: &[u8]) -> io::Result<()> {
     if heard == sent { Ok(()) } else { Err(io::Error::other("the echo differs")) }
 }
 
-async fn open(address: SocketAddr) -> io::Result<TcpStream> {
+async fn open(address: SocketAddr, name: &str) -> io::Result<TcpStream> {
     let mut stream = TcpStream::connect(address).await?;
     stream.set_nodelay(true)?;
-    exchange(&mut stream, &hello(NAME)).await?;
+    exchange(&mut stream, &hello(name)).await?;
     Ok(stream)
 }
 
@@ -147,10 +149,13 @@ async fn busy(mut stream: TcpStream, seed: usize, seen: Arc<Seen>) {
     }
 }
 
-/// Opens a connection for each request, until told to stop.
+/// Opens a connection for each request, by turns to the endpoint with an address and to the one with a host name, until told to stop.
 async fn visit(address: SocketAddr, seen: Arc<Seen>) {
-    while !seen.is_done() {
-        match open(address).await {
+    for name in [NAME, NAMED].into_iter().cycle() {
+        if seen.is_done() {
+            return;
+        }
+        match open(address, name).await {
             Ok(_) => drop(seen.opened.fetch_add(1, Ordering::Relaxed)),
             Err(error) => seen.fault("a new connection", error),
         }
@@ -166,14 +171,16 @@ fn put(build: &Path, at: &Path) {
     std::fs::rename(next, at).expect("renamed");
 }
 
-fn start(echo: &Echo) -> Gateway {
+fn start(echo: &Echo, known: &Known) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
     let binary = folder.path().join("isthmus");
     put(Path::new(BINARY), &binary);
     let config = format!(
-        "listeners: [{{name: edge, bind: \"127.0.0.1:0\"}}]\nroutes: {{{NAME}: \"{}\"}}\nstate: {{dir: state}}\n\
-         drain: {{timeout: 60s}}\n",
-        echo.address
+        "listeners: [{{name: edge, bind: \"127.0.0.1:0\"}}]\nroutes:\n  {NAME}: \"{}\"\n{}state: {{dir: state}}\n\
+         drain: {{timeout: 60s}}\n{}",
+        echo.address,
+        known.routes(),
+        known.sections()
     );
     std::fs::write(folder.path().join("isthmus.yaml"), with_common(&config)).expect("a config");
     let mut command = Command::new(binary);
@@ -193,20 +200,22 @@ impl Drop for Processes {
 
 pub(crate) fn show(options: &Options) {
     let echo = Echo::start();
-    let gateway = start(&echo);
+    let mut known = Known::new(echo.address);
+    let gateway = start(&echo, &known);
     let address = gateway.listener("edge");
     let seen = Arc::new(Seen::default());
     let runtime = Builder::new_multi_thread().worker_threads(2).enable_all().build().expect("a runtime");
+    known.teach(&gateway, |name| drop(runtime.block_on(open(address, name)).expect("a call")));
     let mut idle: Vec<TcpStream> = Vec::new();
     while idle.len() < options.idle {
         let some = (options.idle - idle.len()).min(OPENED_AT_ONCE);
-        let opening: Vec<_> = (0..some).map(|_| runtime.spawn(open(address))).collect();
+        let opening: Vec<_> = (0..some).map(|_| runtime.spawn(open(address, NAME))).collect();
         for one in opening {
             idle.push(runtime.block_on(one).expect("no panic").expect("an idle connection"));
         }
     }
     for seed in 0..options.busy {
-        let stream = runtime.block_on(open(address)).expect("a busy connection");
+        let stream = runtime.block_on(open(address, NAME)).expect("a busy connection");
         runtime.spawn(busy(stream, seed, seen.clone()));
     }
     runtime.spawn(visit(address, seen.clone()));
@@ -224,6 +233,7 @@ pub(crate) fn show(options: &Options) {
     seen.is_upgrading.store(true, Ordering::Relaxed);
     let mut processes = Processes([gateway.process().into()].into());
     let (mut moved, mut left, mut took, mut ended, mut back) = (0, 0, Vec::new(), 0.0, 0);
+    let mut forgotten: Vec<String> = Vec::new();
     for round in 0..options.upgrades {
         if let Some(other) = &options.other {
             let build = if round % 2 == 0 { other.as_path() } else { Path::new(BINARY) };
@@ -245,6 +255,7 @@ pub(crate) fn show(options: &Options) {
         let now = gateway.metric("isthmus_connections_total", &[]);
         back += usize::from(now < ended);
         ended = now;
+        forgotten.extend(known.forgotten(&gateway));
     }
     seen.done.store(true, Ordering::Relaxed);
     thread::sleep(PAUSE * 2);
@@ -255,7 +266,10 @@ pub(crate) fn show(options: &Options) {
         }
         silent
     });
+    println!("things forgotten: {}; left of the drained network: {} %", forgotten.len(), known.left());
+    forgotten.iter().take(10).for_each(|one| println!("  {one}"));
     print(&seen, &mut took, (moved, left), (silent, back));
+    assert!(forgotten.is_empty());
 }
 
 fn print(seen: &Seen, took: &mut [Duration], (moved, left): (u64, u64), (silent, back): (usize, usize)) {
