@@ -455,7 +455,7 @@ fn odd_hellos_of_one_tenant_take_the_endpoint_from_no_other_tenant() {
         all.iter().find(is_it).expect("the endpoint")["health"].clone()
     };
     assert_eq!((health("odd.test"), health("two.test")), ("ejected".into(), "healthy".into()));
-    let mut answer = || {
+    let answer = || {
         let mut stream = tls(address, "two.test").expect("a handshake");
         call(&mut stream, "x").expect("an answer")
     };
