@@ -79,7 +79,7 @@ const LISTED: [Kind; 2] = [Kind::Cluster, Kind::Listener];
 pub const LISTENERS_MAX: usize = 4_096;
 /// The time from one look at the connect timeouts of clusters, which change after some time, to the next. Clusters that a client
 /// subscribes to by name change with their service.
-const TIMEOUTS_EVERY: Duration = Duration::from_secs(60);
+const TIMEOUTS_EVERY: Duration = Duration::from_secs(10);
 /// The shortest time between two log lines about services without listeners.
 const SAID_EVERY: Duration = Duration::from_secs(60);
 

@@ -193,33 +193,61 @@ fn sessions_are_woken_when_the_unread_registries_change() {
     assert!(stage.hub.unread.is_unused());
 }
 
-/// Returns a world in which `web.mesh` has a gateway at this distance.
-fn world_with_gateway(generation: u64, milliseconds: u64) -> Snapshot {
-    let distance = (Network::new("n1"), Duration::from_millis(milliseconds));
-    let far = NetworkPolicy { distance: [distance].into(), ..network("n2", vec![gateway("192.0.2.1", 1)]) };
+/// Returns a world in which `web.mesh` has a gateway at this distance, if it is known.
+fn world_with_gateway(generation: u64, milliseconds: Option<u64>) -> Snapshot {
+    let distance = milliseconds.map(|milliseconds| (Network::new("n1"), Duration::from_millis(milliseconds)));
+    let far = NetworkPolicy {
+        distance: distance.into_iter().collect(),
+        ..network("n2", vec![gateway("192.0.2.1", 1)])
+    };
     let web = service("web.mesh", vec![port(80, PortProtocol::Http)], vec![endpoint("10.2.0.1", 1)]);
     let mesh = Mesh::new(vec![far], vec![shard("b", "n2", vec![web])]);
     build::all(mesh.world(), generation)
 }
 
+/// Returns the connect timeout of the only cluster, in seconds.
+fn connect_timeout(hub: &Hub) -> i64 {
+    let clusters = hub.all_of(Kind::Cluster);
+    let (_, clusters) = clusters.iter().next().expect("a service");
+    let resource = discovery::Resource::decode(clusters[0].message().clone()).expect("a resource");
+    let cluster = Cluster::decode(&*resource.resource.expect("an Any").value).expect("a cluster");
+    cluster.connect_timeout.expect("there").seconds
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_connect_timeout_that_was_assumed_is_replaced_once_the_distance_is_known() {
+    let (mut publisher, reader) = Publisher::new(world_with_gateway(1, None));
+    let (hub, mailbox) = (Hub::new(reader), Arc::<Mailbox>::default());
+    let _subscription = hub.subscribe_all(&mailbox, Kind::Cluster);
+    let scene = async {
+        sleep(Duration::from_secs(5)).await;
+        assert_eq!(connect_timeout(&hub), 3);
+        // A distance changes no service.
+        publisher.publish(world_with_gateway(2, Some(5)), Delta { generation: 2, ..Delta::default() });
+        drop(mailbox.take());
+        sleep(Duration::from_secs(20)).await;
+        assert_eq!(connect_timeout(&hub), 1);
+        assert!(mailbox.changed().now_or_never().is_some(), "the sessions are told");
+    };
+    tokio::select! {
+        () = hub.clone().run() => panic!("the hub has ended"),
+        () = scene => {}
+    }
+}
+
 #[tokio::test(start_paused = true)]
 async fn the_connect_timeout_of_a_cluster_changes_ten_minutes_after_a_distance() {
     const MINUTE: Duration = Duration::from_secs(60);
-    let (mut publisher, reader) = Publisher::new(world_with_gateway(1, 200));
+    let (mut publisher, reader) = Publisher::new(world_with_gateway(1, Some(200)));
     let (hub, mailbox) = (Hub::new(reader), Arc::<Mailbox>::default());
     let _subscription = hub.subscribe_all(&mailbox, Kind::Cluster);
-    let seconds = || {
-        let clusters = hub.all_of(Kind::Cluster);
-        let (_, clusters) = clusters.iter().next().expect("a service");
-        let resource = discovery::Resource::decode(clusters[0].message().clone()).expect("a resource");
-        let cluster = Cluster::decode(&*resource.resource.expect("an Any").value).expect("a cluster");
-        cluster.connect_timeout.expect("there").seconds
-    };
+    let seconds = || connect_timeout(&hub);
     let scene = async {
         sleep(MINUTE).await;
         assert_eq!(seconds(), 3);
         let services = [HostName::parse("web.mesh").expect("legal")].into();
-        publisher.publish(world_with_gateway(2, 5), Delta { generation: 2, services, ..Delta::default() });
+        publisher
+            .publish(world_with_gateway(2, Some(5)), Delta { generation: 2, services, ..Delta::default() });
         sleep(9 * MINUTE).await;
         assert_eq!(seconds(), 3);
         drop(mailbox.take());
