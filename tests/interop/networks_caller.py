@@ -7,7 +7,8 @@ Each line of standard input is answered by {"done": …}:
     {"ports": true}                     the ports of the servers of near, west and asia, on all addresses
     {"xds": "HOST:PORT", "network": N, "cluster": C, "targets": ["HOST:PORT"]}
                                         the xDS server, and one or two services; before the first call
-    {"begin": rate}                     calls at this rate per second from now on; with "alone" every other one is to the second service
+    {"begin": rate}                     calls at this rate per second from now on; with "alone" every other one is to the second service;
+                                        "lanes" is the number of calls at a time
     {"end": true}                       [began, took, is alone, network or null] of each call since then, in seconds
 """
 
@@ -34,11 +35,11 @@ def read(name):
 class Calls:
     """Calls at a steady rate, whatever becomes of earlier ones."""
 
-    def __init__(self, channels, rate, alone):
+    def __init__(self, channels, rate, alone, lanes):
         self.methods = [channel.unary_unary(METHOD) for channel in channels]
         self.rate, self.alone, self.begun, self.stop = rate, alone, time.monotonic(), threading.Event()
         self.lock, self.number, self.found = threading.Lock(), 0, []
-        self.lanes = [threading.Thread(target=self.lane) for _ in range(LANES)]
+        self.lanes = [threading.Thread(target=self.lane) for _ in range(lanes)]
         for lane in self.lanes:
             lane.start()
 
@@ -89,7 +90,7 @@ def main():
                 servers.append(server)
             done = ports
         elif "begin" in order:
-            calls = Calls(channels, order["begin"], order["alone"])
+            calls = Calls(channels, order["begin"], order["alone"], order.get("lanes", LANES))
         elif "end" in order:
             done = calls.end()
         print(json.dumps({"done": done}), flush=True)

@@ -1,6 +1,6 @@
 //! A real Envoy, on ports that the kernel chooses.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::ffi::OsString;
 use std::net::SocketAddr;
 use std::path::Path;
@@ -75,6 +75,15 @@ impl Envoy {
             Some((address.parse().ok()?, rest.strip_prefix("weight::")?.parse().ok()?))
         };
         clusters.lines().filter_map(host).collect()
+    }
+
+    /// Returns the connect timeouts of the clusters that Envoy has got over xDS, each once.
+    pub fn connect_timeouts(&self) -> BTreeSet<String> {
+        let (_, dump) = get(self.admin, "/config_dump?resource=dynamic_active_clusters");
+        let value = |line: &str| {
+            Some(line.trim().strip_prefix("\"connect_timeout\": \"")?.split('"').next()?.to_owned())
+        };
+        dump.lines().filter_map(value).collect()
     }
 
     /// Returns the value of a counter or gauge.

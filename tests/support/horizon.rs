@@ -73,7 +73,12 @@ pub struct Told {
 
 /// Returns a healthy endpoint, as a registry lists it.
 pub fn told(backend: &Backend, zone: &'static str, weight: u32) -> Told {
-    Told { address: backend.address, zone, weight, health: "healthy" }
+    told_at(backend.address, zone, weight)
+}
+
+/// Returns a healthy endpoint at this address, as a registry lists it.
+pub fn told_at(address: SocketAddr, zone: &'static str, weight: u32) -> Told {
+    Told { address, zone, weight, health: "healthy" }
 }
 
 /// Returns an item of a registry's `services` list; `more` is further keys of every endpoint.

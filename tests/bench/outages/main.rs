@@ -9,15 +9,17 @@
 //! The benchmark prints a table with the bound of each cell, and fails if an outage costs more calls: 60 of a client that leaves out what
 //! fails (150 if the gateway flaps, 375 if it hangs); half of the calls of any other one for as long as the control plane gives it the dead
 //! gateway, and a second more each time; none if something is changed in order. A path fails by a relay that drops new connections, as
-//! no packet filter is needed for that.
+//! no packet filter is needed for that. A second table has rows for gRPC's own xDS client (`-- gRPC` for these alone).
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
+mod grpc;
 mod road;
 mod scenes;
 #[path = "../../support/mod.rs"]
 mod support;
 
+use std::ffi::OsString;
 use std::net::{SocketAddr, TcpStream};
 use std::process::ExitCode;
 use std::thread;
@@ -26,6 +28,7 @@ use std::time::{Duration, Instant};
 use scenes::{Networks, Peers};
 use support::client::call;
 use support::envoy::{Envoy, installed};
+use support::python;
 
 /// The calls of each Envoy per second, and the number of callers that share them: so many that those whose calls hang do not slow the
 /// others down for as long as a client may be given a dead gateway.
@@ -209,30 +212,45 @@ fn nothing<Scene>(_: &mut Scene) {}
 
 fn main() -> ExitCode {
     let words: Vec<String> = std::env::args().skip(1).filter(|word| !word.starts_with("--")).collect();
+    let (clients, words): (Vec<String>, Vec<String>) = words.into_iter().partition(|word| word == "gRPC");
     let (variants, outages): (Vec<String>, Vec<String>) =
         words.into_iter().partition(|word| VARIANTS.iter().any(|variant| variant.name.contains(&**word)));
     let has =
         |words: &[String], name: &str| words.is_empty() || words.iter().any(|word| name.contains(&**word));
     let variants: Vec<Variant> = VARIANTS.into_iter().filter(|one| has(&variants, one.name)).collect();
-    let Some(binary) = installed() else {
-        println!("SKIPPED: there is no Envoy (tests/run installs one)");
-        return ExitCode::SUCCESS;
-    };
+    let is_good = !clients.is_empty()
+        || installed().map_or_else(
+            || {
+                println!("SKIPPED: there is no Envoy (tests/run installs one)");
+                true
+            },
+            |binary| with_envoys(&binary, &variants, |name| has(&outages, name)),
+        );
+    match python::installed() {
+        Some(python) => grpc::measure(&python, |name| has(&outages, name)),
+        None => println!("SKIPPED: there is no gRPC for Python (tests/run installs it)"),
+    }
+    println!("SKIPPED: rows of ztunnels, which are not built here");
+    if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+}
+
+/// Prints the rows of Envoys. Returns false if too many calls failed.
+fn with_envoys(binary: &OsString, variants: &[Variant], is_wanted: impl Fn(&str) -> bool) -> bool {
     println!("| outage | {} |", variants.iter().map(|one| one.name).collect::<Vec<_>>().join(" | "));
     println!("|---|{}", "---:|".repeat(variants.len()));
     let mut is_good = true;
-    for outage in OF_NETWORKS.iter().filter(|one| has(&outages, one.name)) {
+    for outage in OF_NETWORKS.iter().filter(|one| is_wanted(one.name)) {
         let mut scene = Networks::start(outage.name.starts_with("path"));
-        let envoys: Vec<_> = variants.iter().map(|variant| scene.client(&binary, *variant)).collect();
+        let envoys: Vec<_> = variants.iter().map(|variant| scene.client(binary, *variant)).collect();
         let exposure = scene.watch();
-        is_good &= measure(outage, &mut scene, (&variants, &envoys), || Some(exposure.end()));
+        is_good &= measure(outage, &mut scene, (variants, &envoys), || Some(exposure.end()));
     }
-    for outage in OF_PEERS.iter().filter(|one| has(&outages, one.name)) {
+    for outage in OF_PEERS.iter().filter(|one| is_wanted(one.name)) {
         let mut scene = Peers::start(!outage.name.ends_with("without a link"));
-        let envoys: Vec<_> = variants.iter().map(|variant| scene.client(&binary, *variant)).collect();
-        is_good &= measure(outage, &mut scene, (&variants, &envoys), || None);
+        let envoys: Vec<_> = variants.iter().map(|variant| scene.client(binary, *variant)).collect();
+        is_good &= measure(outage, &mut scene, (variants, &envoys), || None);
     }
-    if is_good { ExitCode::SUCCESS } else { ExitCode::FAILURE }
+    is_good
 }
 
 /// Has all Envoys call while the outage begins and ends, and prints a row. Returns false if too many calls failed.

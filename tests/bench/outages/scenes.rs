@@ -1,5 +1,6 @@
 //! The services that the Envoys call: one behind two gateways of another network, or one behind two gateways of a peer.
 
+use std::collections::BTreeSet;
 use std::ffi::OsString;
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpStream};
@@ -76,7 +77,8 @@ fn ready(envoy: Envoy, name: &str, cluster: &str) -> (Envoy, SocketAddr) {
 /// A control plane in the east, and two gateways in the network of the west.
 pub(super) struct Networks {
     registries: TempDir,
-    _endpoint: Backend,
+    /// The endpoint, if it is of this process.
+    _endpoint: Option<Backend>,
     gateways: Vec<Gateway>,
     addresses: Vec<SocketAddr>,
     control: Gateway,
@@ -95,9 +97,14 @@ pub(super) struct Networks {
 impl Networks {
     /// Starts all; `has_road` has the first gateway behind a path that can be closed.
     pub(super) fn start(has_road: bool) -> Self {
-        let registries = tempfile::tempdir().expect("a folder");
         let endpoint = endpoint("west", SERVER_ID);
-        let services = checkout(&[told(&endpoint, "west/a", 1)]);
+        let scene = Self::of(checkout(&[told(&endpoint, "west/a", 1)]), has_road);
+        Self { _endpoint: Some(endpoint), ..scene }
+    }
+
+    /// Starts all but the endpoints of these services.
+    pub(super) fn of(services: String, has_road: bool) -> Self {
+        let registries = tempfile::tempdir().expect("a folder");
         put(registries.path(), "east.yaml", "  []\n");
         put(registries.path(), "west.yaml", &services);
         // A drain names a gateway by its IP address.
@@ -113,7 +120,7 @@ impl Networks {
         let admin = Arc::new(Mutex::new(control.admin()));
         Self {
             registries,
-            _endpoint: endpoint,
+            _endpoint: None,
             gateways,
             addresses,
             control,
@@ -153,6 +160,11 @@ impl Networks {
         Watch { stop, thread: thread::spawn(watching) }
     }
 
+    /// Returns the address of the xDS server.
+    pub(super) fn xds(&self) -> SocketAddr {
+        self.xds
+    }
+
     fn set_dead(&self, is_dead: bool) {
         self.is_dead.store(is_dead, Ordering::SeqCst);
     }
@@ -163,6 +175,13 @@ impl Networks {
             true => horizon::client(binary, self.xds, &[name], form),
             false => eds_client(binary, self.xds, variant, (name, CHECKOUT), (CLIENT_ID, &PKI, &PKI)),
         };
+        if variant.is_aggregated {
+            // The first one is the largest, until the control plane knows the distance of the gateways.
+            let near = BTreeSet::from(["1s".to_owned()]);
+            eventually("the connect timeout of near gateways", || {
+                (envoy.connect_timeouts() == near).then_some(())
+            });
+        }
         ready(envoy, name, CHECKOUT)
     }
 
