@@ -104,12 +104,7 @@ impl Gateway {
 
     /// Returns the processor time that the process has used.
     pub fn processor_time(&self) -> Duration {
-        let stat = std::fs::read_to_string(format!("/proc/{}/stat", self.process())).expect("its times");
-        let (_, fields) = stat.rsplit_once(") ").expect("a name");
-        let ticks: u64 =
-            fields.split(' ').skip(11).take(2).map(|time| time.parse::<u64>().expect("ticks")).sum();
-        // A tick of `/proc` is 10 ms on every Linux.
-        Duration::from_millis(ticks * 10)
+        processor_time(self.process())
     }
 
     /// Returns the memory of its own that the process holds now, in bytes. Pages of the program file do not count.
@@ -241,6 +236,15 @@ impl Drop for Gateway {
             access.iter().rev().take(20).for_each(|line| eprintln!("{line}"));
         }
     }
+}
+
+/// Returns the processor time that a process has used.
+pub fn processor_time(process: u32) -> Duration {
+    let stat = std::fs::read_to_string(format!("/proc/{process}/stat")).expect("its times");
+    let (_, fields) = stat.rsplit_once(") ").expect("a name");
+    let ticks: u64 = fields.split(' ').skip(11).take(2).map(|time| time.parse::<u64>().expect("ticks")).sum();
+    // A tick of `/proc` is 10 ms on every Linux.
+    Duration::from_millis(ticks * 10)
 }
 
 /// Returns a config with the common part.
