@@ -7,7 +7,8 @@ use std::fmt::Display;
 use serde::{Deserialize, Serialize};
 
 use super::text::milliseconds;
-use isthmus_model::record::{ConnectionRecord, GatewayName, Side};
+use isthmus_model::record::{ConnectionRecord, GatewayName};
+use isthmus_model::side::Side;
 use isthmus_model::time::rfc3339;
 
 /// A value of a member. A member without a value is left out.

@@ -17,7 +17,8 @@ use isthmus_decisions::decision;
 use isthmus_decisions::decision::{Admission, Refusal, alert_of};
 use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
-use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Proxied, Side};
+use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Proxied};
+use isthmus_model::side::Side;
 use isthmus_net::admission::Holder;
 use isthmus_net::own::OwnDial;
 use isthmus_snapshot::candidates::Candidate;
@@ -534,7 +535,7 @@ impl Entry {
             Ends::Neither => None,
             Ends::One(first) | Ends::Both { first } => Some(first),
         };
-        Side::of(reason, first)
+        reason.ended_by(first)
     }
 }
 

@@ -47,7 +47,7 @@ use super::peek::Replay;
 use super::retire;
 use super::retirement::has_lasted;
 use isthmus_model::reason::Reason;
-use isthmus_model::record::Side;
+use isthmus_model::side::Side;
 use isthmus_net::pipe::Pipe;
 use isthmus_net::socket::{is_again, receive, receive_looking, receive_to_mark, reset_on_close};
 use isthmus_telemetry::local::{RelayPath, RetirementEnd};
@@ -194,11 +194,12 @@ enum Way {
 /// Returns the reason to end with if the connection to a side fails. A peer has vanished if the kernel has given up waiting for
 /// its acknowledgements.
 pub(crate) fn fault(side: Side, error: &io::Error) -> Reason {
-    match (side, error.kind()) {
-        (Side::Client, io::ErrorKind::TimedOut) => Reason::ClientVanished,
-        (Side::Client, _) => Reason::ClientReset,
-        (_, io::ErrorKind::TimedOut) => Reason::EndpointVanished,
-        (..) => Reason::EndpointReset,
+    let has_vanished = error.kind() == io::ErrorKind::TimedOut;
+    match side {
+        Side::Client if has_vanished => Reason::ClientVanished,
+        Side::Client => Reason::ClientReset,
+        Side::Endpoint | Side::Gateway if has_vanished => Reason::EndpointVanished,
+        Side::Endpoint | Side::Gateway => Reason::EndpointReset,
     }
 }
 

@@ -2,7 +2,7 @@
 //! so that a test can make every value from literals. Functions that decide over these values (matching, admission, choice)
 //! live in the layers above.
 //!
-//! - `reason`: the closed list of reasons for refusals and ends; `alert`: the TLS alert of a reason. `record`: the record of one connection. `trace`: its trace.
+//! - `reason`: the closed list of reasons for refusals and ends; `alert`: the TLS alert of a reason. `record`: the record of one connection; `side`: its parties. `trace`: its trace.
 //! - `name`, `mesh_name`, `authority`, `alpn`: what a client asks for. `identity`: who asks. `limits`: how much.
 //! - `service`, `endpoint`, `place`, `address`, `load_balancing`: the mesh. `probe`: how its gateways answer probes. `ambient`: what only ztunnels need of it. `drain`: orders that empty parts of it. `import`, `link`, `set_hash`: the exchange with peers.
 //! - `words`: values that are fixed words in the config. `stored`: values in copies on disk. `time`: times as text. `hex`: bytes as text.
@@ -29,6 +29,7 @@ pub mod reason;
 pub mod record;
 pub mod service;
 pub mod set_hash;
+pub mod side;
 pub mod stored;
 #[cfg(any(test, feature = "testing"))]
 pub mod testing;

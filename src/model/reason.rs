@@ -4,11 +4,12 @@
 use std::fmt;
 
 use crate::alert::Alert::{self, *};
+use crate::side::Side::{self, *};
 
-/// Defines the reasons. Each row has the meaning in one sentence, the word, the TLS alert that a refused SNI client gets, the
-/// HTTP status that a refused HBONE caller gets, and what an operator checks next.
+/// Defines the reasons. Each row has the meaning in one sentence, the word, the party that ended the connection, the TLS alert that a
+/// refused SNI client gets, the HTTP status that a refused HBONE caller gets, and what an operator checks next.
 macro_rules! reasons {
-    ($($(#[doc = $doc:literal])* $variant:ident = $text:literal, alert $alert:expr, status $status:expr, look at $look_at:literal;)*) => {
+    ($($(#[doc = $doc:literal])* $variant:ident = $text:literal, by $by:expr, alert $alert:expr, status $status:expr, look at $look_at:literal;)*) => {
         /// The reason why a connection ended or was refused.
         #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash, PartialOrd, Ord)]
         pub enum Reason {
@@ -31,6 +32,15 @@ macro_rules! reasons {
                 match self {
                     $(Self::$variant => concat!($($doc),*).trim(),)*
                 }
+            }
+
+            /// Returns the party that ended a connection with this reason. If the connection ended normally, returns `first`, the party
+            /// that ended its direction first.
+            pub fn ended_by(self, first: Option<Side>) -> Option<Side> {
+                let by = match self {
+                    $(Self::$variant => $by,)*
+                };
+                by.or(first)
             }
 
             /// Returns the TLS alert for a refused SNI client; `None` if it gets none from the gateway.
@@ -59,140 +69,140 @@ macro_rules! reasons {
 
 reasons! {
     /// The connection ended normally.
-    Ok = "ok", alert None, status Some(200),
+    Ok = "ok", by None, alert None, status Some(200),
         look at "nothing, or `detail` and `attempts` if the connection was slow";
     /// The ClientHello was incomplete when `hello.timeout` had passed.
-    HelloTimeout = "hello_timeout", alert None, status None,
+    HelloTimeout = "hello_timeout", by Some(Gateway), alert None, status None,
         look at "the client, the path to it (MTU), `hello.timeout`";
     /// The client closed or reset the connection after its first byte, and before it was admitted.
-    ClientGone = "client_gone", alert None, status None,
+    ClientGone = "client_gone", by Some(Client), alert None, status None,
         look at "the client, its timeouts";
     /// The ClientHello is longer than `hello.maxBytes`, or announces a length above it.
-    HelloTooLarge = "hello_too_large", alert Some(IllegalParameter), status None,
+    HelloTooLarge = "hello_too_large", by Some(Gateway), alert Some(IllegalParameter), status None,
         look at "the client; `listeners[].hello`";
     /// The ClientHello spans more TLS records than `hello.maxRecords`.
-    HelloFragments = "hello_fragments", alert Some(IllegalParameter), status None,
+    HelloFragments = "hello_fragments", by Some(Gateway), alert Some(IllegalParameter), status None,
         look at "the client; `listeners[].hello`";
     /// The ClientHello is malformed or ambiguous.
-    BadHello = "bad_hello", alert Some(DecodeError), status None,
+    BadHello = "bad_hello", by Some(Gateway), alert Some(DecodeError), status None,
         look at "`detail`; the client, or a middlebox between client and gateway";
     /// The first bytes are not a TLS handshake.
-    NotTls = "not_tls", alert None, status None,
+    NotTls = "not_tls", by Some(Gateway), alert None, status None,
         look at "`detail`: the client speaks another protocol, or a load balancer adds a PROXY header (`listeners[].proxyProtocol`)";
     /// The client sent no SNI, or an IP address as SNI, and there is no route `"-"`.
-    NoSni = "no_sni", alert Some(UnrecognizedName), status None,
+    NoSni = "no_sni", by Some(Gateway), alert Some(UnrecognizedName), status None,
         look at "the client's TLS settings; route `\"-\"`";
     /// The SNI is not a legal host name.
-    SniInvalid = "sni_invalid", alert Some(IllegalParameter), status None,
+    SniInvalid = "sni_invalid", by Some(Gateway), alert Some(IllegalParameter), status None,
         look at "`sni`; the client's settings";
     /// No route and no known service has the name that the client sent as SNI.
-    SniUnknown = "sni_unknown", alert Some(UnrecognizedName), status None,
+    SniUnknown = "sni_unknown", by Some(Gateway), alert Some(UnrecognizedName), status None,
         look at "`isthmus explain NAME` (near names), `isthmus exposed`";
     /// No known service has the name or address in the `:authority` of a CONNECT.
-    AuthorityUnknown = "authority_unknown", alert None, status Some(404),
+    AuthorityUnknown = "authority_unknown", by Some(Gateway), alert None, status Some(404),
         look at "`isthmus explain NAME` (near names), `isthmus exposed`";
     /// The service is known, but no export rule allows this caller to reach it through this listener.
-    NotExported = "not_exported", alert Some(UnrecognizedName), status Some(404),
+    NotExported = "not_exported", by Some(Gateway), alert Some(UnrecognizedName), status Some(404),
         look at "`isthmus explain NAME`; `exports`";
     /// The client offered none of the protocols in the listener's `alpn`.
-    AlpnRefused = "alpn_refused", alert Some(NoApplicationProtocol), status None,
+    AlpnRefused = "alpn_refused", by Some(Gateway), alert Some(NoApplicationProtocol), status None,
         look at "`alpn`, `detail`; `listeners[].alpn`, `listeners[].protocol`";
     /// The source address is outside the `from` of the listener or of the route.
-    SourceDenied = "source_denied", alert Some(AccessDenied), status Some(403),
+    SourceDenied = "source_denied", by Some(Gateway), alert Some(AccessDenied), status Some(403),
         look at "`source`; `listeners[].from`";
     /// The PROXY header that the listener requires is missing or malformed, or its sender is not trusted.
-    ProxyProtocol = "proxy_protocol", alert Some(AccessDenied), status None,
+    ProxyProtocol = "proxy_protocol", by Some(Gateway), alert Some(AccessDenied), status None,
         look at "`detail`; the load balancer before the gateway; `listeners[].proxyProtocol`";
     /// The TLS handshake with the caller failed.
-    TlsFailed = "tls_failed", alert None, status None,
+    TlsFailed = "tls_failed", by Some(Gateway), alert None, status None,
         look at "`detail`; `isthmus get certificates`; the caller's TLS version";
     /// The caller's certificate does not chain to its trust domain's roots.
-    IdentityUntrusted = "identity_untrusted", alert None, status Some(403),
+    IdentityUntrusted = "identity_untrusted", by Some(Gateway), alert None, status Some(403),
         look at "`detail`; `isthmus get certificates`; the key `trust` of this gateway's config";
     /// The caller's certificate has expired or is not valid yet.
-    IdentityExpired = "identity_expired", alert None, status None,
+    IdentityExpired = "identity_expired", by Some(Gateway), alert None, status None,
         look at "`detail`, which names the certificate; the renewal of that certificate; the clocks of both hosts";
     /// An identity is required and the caller has none: it showed no certificate, or the listener is an SNI listener.
-    IdentityRequired = "identity_required", alert Some(UnrecognizedName), status None,
+    IdentityRequired = "identity_required", by Some(Gateway), alert Some(UnrecognizedName), status None,
         look at "the caller's certificate; on an SNI listener, `peers[].from` for callers of a peer, or `exports[].to.identities`";
     /// The caller's identity is not among those that the export rule names.
-    IdentityDenied = "identity_denied", alert None, status Some(403),
+    IdentityDenied = "identity_denied", by Some(Gateway), alert None, status Some(403),
         look at "`source_identity`; `isthmus explain NAME --authority --identity ID`; `exports[].to`";
     /// The CONNECT request is malformed, or the method is not CONNECT.
-    BadRequest = "bad_request", alert None, status Some(400),
+    BadRequest = "bad_request", by Some(Gateway), alert None, status Some(400),
         look at "`detail`; the caller";
     /// The service has no usable endpoint on the gateway's own network.
-    NoEndpoints = "no_endpoints", alert Some(InternalError), status Some(503),
+    NoEndpoints = "no_endpoints", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "`isthmus explain NAME` (`omitted`); `isthmus get endpoints`";
     /// No endpoint is healthy, and `panic` is off; or all endpoints are draining, or an operator has taken them out.
-    AllUnhealthy = "all_unhealthy", alert Some(InternalError), status Some(503),
+    AllUnhealthy = "all_unhealthy", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "`isthmus get endpoints`; `isthmus explain NAME`; `panic`";
     /// The endpoint refused the connection.
-    EndpointRefused = "endpoint_refused", alert Some(InternalError), status Some(503),
+    EndpointRefused = "endpoint_refused", by Some(Endpoint), alert Some(InternalError), status Some(503),
         look at "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`";
     /// The endpoint did not accept the connection within the connect timeout.
-    EndpointTimeout = "endpoint_timeout", alert Some(InternalError), status Some(503),
+    EndpointTimeout = "endpoint_timeout", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "the endpoint, firewalls; `connectTimeout`; `isthmus explain NAME --probe`";
     /// The endpoint cannot be reached from this host, or is this gateway itself.
-    EndpointUnreachable = "endpoint_unreachable", alert Some(InternalError), status Some(503),
+    EndpointUnreachable = "endpoint_unreachable", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "the host's routing table; `detail`";
     /// The connection was reset because it had no pause in which it could be closed: it was older than `maxConnectionAge`, or a planned
     /// drain has emptied its endpoint or this gateway.
-    Drained = "drained", alert None, status None,
+    Drained = "drained", by Some(Gateway), alert None, status None,
         look at "`detail`; `isthmus drains`, `maxConnectionAge`";
     /// The client reset the connection.
-    ClientReset = "client_reset", alert None, status None,
+    ClientReset = "client_reset", by Some(Client), alert None, status None,
         look at "the client; `ended_by`, `bytes_up`, `bytes_down`";
     /// The endpoint reset the connection.
-    EndpointReset = "endpoint_reset", alert Some(InternalError), status Some(503),
+    EndpointReset = "endpoint_reset", by Some(Endpoint), alert Some(InternalError), status Some(503),
         look at "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`";
     /// The endpoint closed the connection after the hello without a byte, while the client was still there.
-    EndpointClosed = "endpoint_closed", alert Some(InternalError), status None,
+    EndpointClosed = "endpoint_closed", by Some(Endpoint), alert Some(InternalError), status None,
         look at "the endpoint; `isthmus get endpoints`; `isthmus explain NAME --probe`";
     /// The endpoint answered a ClientHello with bytes that are not TLS.
-    EndpointNotTls = "endpoint_not_tls", alert None, status None,
+    EndpointNotTls = "endpoint_not_tls", by Some(Endpoint), alert None, status None,
         look at "the port of the endpoint: `isthmus get endpoints`; `detail`";
     /// The endpoint answered a ClientHello with a TLS alert in place of a ServerHello.
-    EndpointAlert = "endpoint_alert", alert Some(InternalError), status None,
+    EndpointAlert = "endpoint_alert", by Some(Endpoint), alert Some(InternalError), status None,
         look at "`detail`, which names the alert; the endpoint's certificates and names; `isthmus explain NAME --probe`";
     /// The client left at least 250 ms after its hello, and the endpoint had sent no byte.
-    EndpointSilent = "endpoint_silent", alert None, status None,
+    EndpointSilent = "endpoint_silent", by Some(Client), alert None, status None,
         look at "`detail`, which tells how long the client waited; `isthmus get endpoints`; `isthmus explain NAME --probe`";
     /// The endpoint no longer acknowledged bytes.
-    EndpointVanished = "endpoint_vanished", alert None, status None,
+    EndpointVanished = "endpoint_vanished", by Some(Endpoint), alert None, status None,
         look at "the endpoint's host, and the path to it";
     /// The client no longer acknowledged bytes.
-    ClientVanished = "client_vanished", alert None, status None,
+    ClientVanished = "client_vanished", by Some(Client), alert None, status None,
         look at "the client's host, and the path to it";
     /// The client or the endpoint read nothing for too long while bytes waited for it.
-    Stalled = "stalled", alert None, status None,
+    Stalled = "stalled", by Some(Gateway), alert None, status None,
         look at "`bytes_up` and `bytes_down`, which show whether the client or the endpoint stopped reading; `timeouts.stalled`, `hbone.stalled`";
     /// No byte was sent in either direction for `timeouts.idle`.
-    IdleTimeout = "idle_timeout", alert None, status None,
+    IdleTimeout = "idle_timeout", by Some(Gateway), alert None, status None,
         look at "`timeouts.idle`";
     /// One direction had ended, and no byte was sent in the other direction for `timeouts.halfClose`.
-    HalfCloseTimeout = "half_close_timeout", alert None, status None,
+    HalfCloseTimeout = "half_close_timeout", by Some(Gateway), alert None, status None,
         look at "`ended_by`; the program that kept its direction open; `timeouts.halfClose`";
     /// The source has reached a limit of `limits.perSource`: connections, new connections per second, or incomplete hellos.
-    LimitSource = "limit_source", alert Some(InternalError), status Some(503),
+    LimitSource = "limit_source", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "`source`, `detail`; `isthmus explain NAME --from IP`; `limits.perSource`";
     /// The service has reached its limit of connections (`limits.perService`), or its healthy endpoints theirs (`maxConnections`).
-    LimitService = "limit_service", alert Some(InternalError), status Some(503),
+    LimitService = "limit_service", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "`service`, `route`; `isthmus explain NAME`; `limits.perService`";
     /// `limits.connections` or `limits.pendingHellos` was reached.
-    LimitGlobal = "limit_global", alert Some(InternalError), status Some(503),
+    LimitGlobal = "limit_global", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "`isthmus status`; `limits`, the descriptor limit of the process";
     /// The gateway is stopping.
-    Draining = "draining", alert Some(InternalError), status Some(503),
+    Draining = "draining", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "nothing: the gateway was stopped";
     /// The config file was reloaded and no longer allows this connection.
-    ConfigRemoved = "config_removed", alert None, status None,
+    ConfigRemoved = "config_removed", by Some(Gateway), alert None, status None,
         look at "`from`, `routes`, `exports` and `trust` in the last change of the config";
     /// An operator closed the connection.
-    Killed = "killed", alert None, status None,
+    Killed = "killed", by Some(Gateway), alert None, status None,
         look at "the operator who closed the connection";
     /// An internal error of the gateway.
-    Internal = "internal", alert Some(InternalError), status Some(503),
+    Internal = "internal", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "the log of the gateway; please report it";
 }
 
@@ -230,6 +240,16 @@ mod tests {
              limit_service, limit_global, draining, config_removed, killed, internal";
         let ours: Vec<_> = Reason::ALL.iter().map(|reason| reason.text()).collect();
         assert_eq!(ours.join(", "), contract);
+    }
+
+    #[test]
+    fn a_connection_that_ended_normally_was_ended_by_the_party_that_ended_its_direction_first() {
+        for first in [None, Some(Client), Some(Endpoint)] {
+            assert_eq!(Reason::Ok.ended_by(first), first);
+            assert_eq!(Reason::EndpointSilent.ended_by(first), Some(Client));
+            assert_eq!(Reason::EndpointRefused.ended_by(first), Some(Endpoint));
+            assert_eq!(Reason::EndpointTimeout.ended_by(first), Some(Gateway));
+        }
     }
 
     #[test]

@@ -9,6 +9,7 @@ use serde::{Deserialize, Serialize};
 
 use super::limits::ServiceLimitKey;
 use super::reason::Reason;
+use super::side::Side;
 use super::trace::{Span, TraceId, TraceParent};
 
 /// The protocol of a connection.
@@ -31,46 +32,6 @@ impl ConnectionProtocol {
             Self::Sni => "sni",
             Self::Hbone => "hbone",
             Self::Tcp => "tcp",
-        }
-    }
-}
-
-/// A party of a connection.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Side {
-    /// The party that connected to the gateway.
-    Client,
-    /// The party to which the gateway connected.
-    Endpoint,
-    /// This gateway.
-    Gateway,
-}
-
-impl Side {
-    /// Returns the party as the access log writes it.
-    pub fn text(self) -> &'static str {
-        match self {
-            Self::Client => "client",
-            Self::Endpoint => "endpoint",
-            Self::Gateway => "gateway",
-        }
-    }
-
-    /// Returns the party that ended a connection with this reason. If the connection ended normally, returns `first`, the party
-    /// that ended its direction first.
-    pub fn of(reason: Reason, first: Option<Self>) -> Option<Self> {
-        match reason {
-            Reason::Ok => first,
-            Reason::ClientGone | Reason::ClientReset | Reason::ClientVanished | Reason::EndpointSilent => {
-                Some(Self::Client)
-            }
-            Reason::EndpointRefused
-            | Reason::EndpointReset
-            | Reason::EndpointClosed
-            | Reason::EndpointNotTls
-            | Reason::EndpointAlert
-            | Reason::EndpointVanished => Some(Self::Endpoint),
-            _ => Some(Self::Gateway),
         }
     }
 }

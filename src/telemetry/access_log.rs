@@ -145,7 +145,7 @@ mod tests {
             peer: some().map(|text: Box<str>| text.into()),
             unique_id: some(),
             detail: some(),
-            ended_by: Some(isthmus_model::record::Side::Client),
+            ended_by: Some(isthmus_model::side::Side::Client),
             hello: Some(Duration::ZERO),
             connect: Some(Duration::ZERO),
             first_byte: Some(Duration::ZERO),

@@ -31,7 +31,7 @@ use crate::examine::{self, Sides, examine};
 use crate::relay::fault;
 use isthmus_model::endpoint::Encapsulation as Carried;
 use isthmus_model::reason::Reason;
-use isthmus_model::record::Side;
+use isthmus_model::side::Side;
 use isthmus_net::diag::Diag;
 use isthmus_net::socket::{is_again, receive, receive_more, receive_unasked, reset_on_close};
 use isthmus_telemetry::local::RelayPath;
