@@ -7,9 +7,9 @@ use std::os::fd::AsFd;
 use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendFlags, sendmsg};
 
+use super::attempts::Replay;
 use super::core::Core;
 use super::entry::Entry;
-use super::peek::Replay;
 use isthmus_model::address::Host;
 use isthmus_model::authority::Authority;
 use isthmus_model::endpoint::ProxyVersion;

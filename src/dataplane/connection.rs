@@ -5,12 +5,13 @@ use std::sync::Arc;
 
 use tokio::net::TcpStream;
 
-use super::connect::{Attempts, Connected, connect};
+use super::attempts::Attempts;
+use super::connect::{Connected, connect};
 use super::core::{Core, Registration};
 use super::entry::Entry;
 use super::handover;
 use super::hbone;
-use super::peek::{Peeked, Replay, peek};
+use super::peek::{Peeked, peek};
 use super::permits::Refused;
 use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
@@ -120,17 +121,16 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
         Peeked::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => return Ending::Silent(reason),
         Peeked::Refused(reason) => return Ending::Refused(reason),
     };
-    let mut replay: Option<Replay> = replay;
-    let mut attempts = Attempts::new(core, admission);
+    let mut attempts = Attempts::new(core, admission, replay);
     loop {
-        let connected = match connect(core, entry, Some(client), &mut attempts, &mut replay).await {
+        let connected = match connect(core, entry, Some(client), &mut attempts).await {
             Ok(connected) => connected,
             Err(reason) => {
                 attempts.settle(core);
                 return Ending::Refused(reason);
             }
         };
-        match relay(core, entry, client, &connected, &mut replay, &mut attempts).await {
+        match relay(core, entry, client, &connected, &mut attempts).await {
             relay::End::Closed(reason) => return Ending::Relayed(reason),
             relay::End::Parked(parked) => return Ending::Parked(Box::new((connected, *parked))),
             relay::End::NotTaken(reason, retry) => {
@@ -153,14 +153,7 @@ mod tests {
     }
 
     fn of_relay<'a, F>(
-        _: impl FnOnce(
-            &'a Rc<Core>,
-            &'a Rc<Entry>,
-            &'a TcpStream,
-            &'a Connected,
-            &'a mut Option<Replay>,
-            &'a mut Attempts,
-        ) -> F,
+        _: impl FnOnce(&'a Rc<Core>, &'a Rc<Entry>, &'a TcpStream, &'a Connected, &'a mut Attempts) -> F,
     ) -> usize {
         size_of::<F>()
     }

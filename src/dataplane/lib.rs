@@ -15,9 +15,9 @@
 //!
 //! The files:
 //!
-//! - `listener` accepts, `peek` reads the PROXY header and the hello and asks for admission, `refuse` refuses; `connect` chooses an
-//!   endpoint (`balancer`) and dials it, `relay` passes bytes. `connection` runs all these steps for a connection by SNI, `hbone`
-//!   for CONNECT. The step in which a connection ends says the reason.
+//! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` refuses; `attempts` chooses an endpoint
+//!   (`balancer`) and blames those that fail, `connect` dials it, `relay` passes bytes. `connection` runs all these steps for a
+//!   connection by SNI, `hbone` for CONNECT.
 //! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the
 //!   state that its connections borrow, `entry` one connection in its table, with the record that each step fills in. `shared` is
 //!   the state that all workers share, `handle` the interface to the rest of the program.
@@ -35,6 +35,7 @@
 //!   on its way. `testing` is a worker's state for tests.
 
 pub(crate) mod announce;
+pub(crate) mod attempts;
 pub(crate) mod balancer;
 pub(crate) mod bandwidth;
 pub mod checks;

@@ -10,6 +10,7 @@ use rustix::net::RecvFlags;
 use tokio::io::Interest;
 use tokio::net::TcpStream;
 
+use super::attempts::Replay;
 use super::core::{Core, NO_SOURCE, admit_caller, newest};
 use super::entry::Entry;
 use super::eviction::announced;
@@ -51,18 +52,6 @@ pub(crate) enum Peeked {
     Greeted,
     /// The client closed the connection before its hello was complete.
     Gone,
-}
-
-/// The bytes that were read before the admission. They are kept until the endpoint has answered. If it does not answer, they
-/// can be sent to another endpoint.
-pub(crate) struct Replay {
-    /// The bytes that were read from the client.
-    pub(crate) bytes: Box<[u8]>,
-    /// The number of bytes that were sent to the current endpoint.
-    pub(crate) sent: usize,
-    /// True while the bytes contain only the hello, and endpoints were sent nothing but these bytes. Then sending the bytes to
-    /// another endpoint repeats no application data.
-    pub(crate) repeatable: bool,
 }
 
 /// Reads the hello and asks for admission, until the deadline of the listener's policy.

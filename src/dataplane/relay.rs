@@ -37,13 +37,13 @@ use tokio::time::Instant;
 
 pub(crate) use self::park::{Parked, resume};
 use self::waits::Waits;
+use super::attempts::{Attempts, Replay};
 use super::bandwidth;
-use super::connect::{Attempts, Connected};
+use super::connect::Connected;
 use super::core::Core;
 use super::endpoint_state::SILENT_AFTER;
 use super::entry::{Entry, Transit};
 use super::examine::{self, Found, Sides, examine};
-use super::peek::Replay;
 use super::retire;
 use super::retirement::has_lasted;
 use isthmus_model::reason::Reason;
@@ -87,7 +87,6 @@ pub(crate) async fn relay(
     entry: &Rc<Entry>,
     client: &TcpStream,
     connected: &Connected,
-    replay: &mut Option<Replay>,
     attempts: &mut Attempts,
 ) -> End {
     core.clock.begin(entry);
@@ -104,7 +103,6 @@ pub(crate) async fn relay(
         entry,
         client,
         connected,
-        replay,
         attempts: Some(attempts),
         up: Direction::default(),
         down: Direction::default(),
@@ -125,9 +123,7 @@ struct Relay<'a> {
     entry: &'a Rc<Entry>,
     client: &'a TcpStream,
     connected: &'a Connected,
-    /// The bytes read before the relay, kept until the endpoint's first byte.
-    replay: &'a mut Option<Replay>,
-    /// The attempts; `None` if an endpoint was chosen by another process or before the relay was parked.
+    /// The attempts, which keep the bytes read before the relay until the endpoint's first byte; `None` if an endpoint was chosen by another process or before the relay was parked.
     attempts: Option<&'a mut Attempts>,
     up: Direction,
     down: Direction,
@@ -445,15 +441,21 @@ impl Relay<'_> {
         Poll::Ready(Ok(()))
     }
 
+    /// Returns the bytes that were read before there was an endpoint, if they may still be needed.
+    fn replay(&self) -> Option<&Replay> {
+        self.attempts.as_ref().and_then(|attempts| attempts.replay.as_ref())
+    }
+
     /// Writes the bytes that were read before there was an endpoint.
     fn flush_replay(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Reason>> {
         loop {
-            let Some(replay) = self.replay.as_ref().filter(|replay| replay.sent < replay.bytes.len()) else {
+            let Some(replay) = self.replay().filter(|replay| replay.sent < replay.bytes.len()) else {
                 return Poll::Ready(Ok(()));
             };
             match self.write(Way::Up, &replay.bytes[replay.sent..]) {
                 Ok(count) => {
-                    if let Some(replay) = self.replay.as_mut() {
+                    if let Some(replay) = self.attempts.as_mut().and_then(|attempts| attempts.replay.as_mut())
+                    {
                         replay.sent += count;
                     }
                     self.count(Way::Up, RelayPath::Copy, count);
@@ -553,10 +555,12 @@ impl Relay<'_> {
                 self.connected.in_flight.set_late(false);
             }
         }
-        if let Some(replay) = self.replay.as_mut() {
+        if let Some(attempts) = self.attempts.as_mut()
+            && let Some(replay) = attempts.replay.as_mut()
+        {
             replay.repeatable = false;
             if replay.sent == replay.bytes.len() {
-                *self.replay = None;
+                attempts.replay = None;
             }
         }
     }
@@ -644,7 +648,7 @@ impl Relay<'_> {
 
     /// Returns true if the endpoint was sent the hello and nothing else, so that another one can be sent the same.
     fn is_repeatable(&self) -> bool {
-        !self.taken && self.replay.as_ref().is_some_and(|replay| replay.repeatable)
+        !self.taken && self.replay().is_some_and(|replay| replay.repeatable)
     }
 
     /// Returns an empty pipe to the worker's pool.

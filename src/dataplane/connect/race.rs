@@ -2,7 +2,6 @@
 //! it, and the first one to accept is used (RFC 8305 §5). So a client does not wait for an endpoint that is gone.
 
 use std::future::pending;
-use std::net::SocketAddr;
 use std::rc::Rc;
 use std::time::Duration;
 
@@ -11,12 +10,10 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep_until};
 
-use super::{Attempts, Dialled, announce, dial_endpoint, is_own_fault};
+use super::dial::{Dialled, Target, is_own_fault};
+use crate::attempts::Attempts;
 use crate::core::Core;
 use crate::entry::Entry;
-use crate::peek::Replay;
-use crate::upstreams::InFlight;
-use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
 use isthmus_settings::tuning::LoadBalancing;
@@ -25,88 +22,6 @@ use isthmus_settings::tuning::LoadBalancing;
 const HEAD_START: Duration = Duration::from_millis(250);
 /// The same as a multiple of the median of the endpoint's recent times.
 const HEAD_START_USUAL: u32 = 4;
-
-/// An endpoint that is dialled, at one of its addresses after the other.
-pub(super) struct Target {
-    index: usize,
-    /// The place among the attempts.
-    at: u8,
-    pub(super) in_flight: InFlight,
-    pub(super) encapsulation: Encapsulation,
-    /// True if the endpoint expects a PROXY header.
-    pub(super) announces: bool,
-    /// The time at which the present address was dialled.
-    pub(super) begun: Instant,
-    /// The place of the address that is tried first.
-    first: usize,
-    /// The number of addresses that were tried before the present one.
-    before: usize,
-    /// The number of addresses.
-    count: usize,
-}
-
-impl Target {
-    /// Begins an attempt at the candidate with this index; returns `None` if it is full.
-    pub(super) fn begin(core: &Core, entry: &Entry, attempts: &mut Attempts, index: usize) -> Option<Self> {
-        let begun = Instant::now();
-        attempts.started.get_or_insert(begun);
-        let endpoint = attempts.balancer.endpoint(index).clone();
-        let max = attempts.candidate(index).connections_max;
-        let in_flight = core.shared.upstreams.begin_below(endpoint, max, begun)?;
-        let encapsulation = attempts.candidate(index).encapsulation;
-        let header = attempts.tuning().header_for(encapsulation);
-        if let Some(version) = header {
-            announce::prepare(core, entry, version);
-        }
-        entry.dialled(attempts.candidate(index));
-        attempts.begin(index);
-        Some(Self {
-            index,
-            at: attempts.present,
-            encapsulation,
-            announces: header.is_some(),
-            begun,
-            first: in_flight.first_address(),
-            before: 0,
-            count: attempts.candidate(index).addresses().count(),
-            in_flight,
-        })
-    }
-
-    /// Begins to connect to the present address.
-    pub(super) fn dial(
-        &self,
-        core: &Core,
-        entry: &Entry,
-        attempts: &Attempts,
-        replay: &mut Option<Replay>,
-    ) -> Result<(TcpStream, Dialled), Reason> {
-        let address = self.address(attempts);
-        entry.dialled_at(address);
-        dial_endpoint(core, entry, address, self.announces, replay)
-    }
-
-    fn address(&self, attempts: &Attempts) -> SocketAddr {
-        let candidate = attempts.candidate(self.index);
-        candidate.addresses().nth(self.place()).unwrap_or(candidate.key.address)
-    }
-
-    fn place(&self) -> usize {
-        (self.first + self.before) % self.count
-    }
-
-    pub(super) fn has_another_address(&self) -> bool {
-        self.before + 1 < self.count
-    }
-
-    /// Passes from the present address, which has failed, to the next one.
-    pub(super) fn try_next_address(&mut self, entry: &Entry, attempts: &Attempts, reason: Reason) {
-        entry.add_detail(&format!("{}: {reason}", self.address(attempts)));
-        self.before += 1;
-        self.in_flight.prefer_address(self.place());
-        self.begun = Instant::now();
-    }
-}
 
 /// The result of waiting for an endpoint.
 pub(super) enum Accepted {
@@ -130,7 +45,6 @@ pub(super) struct Race<'r> {
     pub(super) entry: &'r Rc<Entry>,
     pub(super) client: Option<&'r TcpStream>,
     pub(super) attempts: &'r mut Attempts,
-    pub(super) replay: &'r mut Option<Replay>,
 }
 
 impl Race<'_> {
@@ -200,23 +114,23 @@ impl Race<'_> {
         !self.entry.is_raw()
             && !target.announces
             && self.attempts.tuning().policy != LoadBalancing::SourceHash
-            && !self.attempts.candidates.is_limited()
+            && !self.attempts.is_limited()
     }
 
     /// Dials the next address of the endpoint, or another endpoint.
     fn dial_beside(&mut self, target: &mut Target) -> Option<(Beside, Dialled)> {
-        let Self { core, entry, attempts, replay, .. } = self;
+        let Self { core, entry, attempts, .. } = self;
         let begun = Instant::now();
         let mut other = None;
         let dialled = if target.has_another_address() {
             target.before += 1;
-            let dialled = target.dial(core, entry, attempts, replay);
+            let dialled = target.dial(core, entry, attempts);
             target.before -= 1;
             dialled
         } else {
             let index = attempts.another(core, entry)?;
             let new = Target::begin(core, entry, attempts, index)?;
-            other.insert(new).dial(core, entry, attempts, replay)
+            other.insert(new).dial(core, entry, attempts)
         };
         match dialled {
             Ok((socket, dialled)) => Some((Beside { target: other, socket, begun }, dialled)),
@@ -256,14 +170,14 @@ impl Race<'_> {
 
     fn blame(&mut self, target: &Target, reason: Reason) {
         if !is_own_fault(reason) {
-            self.attempts.present = target.at;
+            self.attempts.return_to(target.attempt);
             self.attempts.failed(self.core, &target.in_flight, reason);
         }
     }
 
     /// Records that the connection goes to this endpoint, if it accepts.
     fn stay_with(&mut self, target: &Target) {
-        self.attempts.present = target.at;
+        self.attempts.return_to(target.attempt);
         self.entry.goes_to(self.attempts.candidate(target.index));
         self.entry.dialled_at(target.address(self.attempts));
     }

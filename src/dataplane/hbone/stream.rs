@@ -13,7 +13,8 @@ use http::{Request, StatusCode};
 use super::connection::HboneConnection;
 use super::relay::{Early, relay};
 use super::requests::Refused;
-use crate::connect::{Attempts, Connected, connect};
+use crate::attempts::Attempts;
+use crate::connect::{Connected, connect};
 use crate::core::{Core, newest};
 use crate::entry::Entry;
 use crate::eviction;
@@ -185,7 +186,7 @@ async fn pass_on(
     mut receive: RecvStream,
     mut respond: SendResponse<Bytes>,
 ) -> Reason {
-    let mut attempts = Attempts::new(core, admission);
+    let mut attempts = Attempts::new(core, admission, None);
     let mut early = Early::new(core, entry, connection);
     let caller = (&mut receive, &mut respond, &mut early);
     let connected = match dial(core, entry, connection, &mut attempts, caller).await {
@@ -220,8 +221,7 @@ async fn dial(
     attempts: &mut Attempts,
     (receive, respond, early): (&mut RecvStream, &mut SendResponse<Bytes>, &mut Early),
 ) -> Result<Result<Connected, Reason>, GivenUp> {
-    let mut nothing_read = None;
-    let connect = Box::pin(connect(core, entry, None, attempts, &mut nothing_read));
+    let connect = Box::pin(connect(core, entry, None, attempts));
     // The caller's reset has priority, so that nothing more is dialled for a caller that has gone.
     tokio::select! {
         biased;

@@ -93,7 +93,6 @@ pub(crate) async fn resume(
         entry,
         client,
         connected,
-        replay: &mut None,
         attempts: None,
         up,
         down,
@@ -125,7 +124,7 @@ impl Relay<'_> {
         let sides = self.sides();
         let waiting = sides.waiting.map(|waits| waits && examine::is_short(self.core));
         examine::unbound(self.entry, &Sides { waiting, ..sides });
-        if let Some(replay) = self.replay.take() {
+        if let Some(replay) = self.attempts.as_mut().and_then(|attempts| attempts.replay.take()) {
             debug_assert!(self.up.held.is_none(), "bytes are read once the hello is written");
             self.up.held = self.up.held.take().or_else(|| Held::of(replay.bytes[replay.sent..].into()));
         }
