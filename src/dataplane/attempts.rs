@@ -9,6 +9,7 @@ use tokio::time::Instant;
 use super::balancer::Balancer;
 use super::core::Core;
 use super::entry::Entry;
+use super::peek::Peeked;
 use super::upstreams::{Failure, InFlight, Upstream, Verdict};
 use isthmus_balance::{Ask, FULL};
 use isthmus_model::alert::Description;
@@ -16,7 +17,6 @@ use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_snapshot::candidates::{Candidate, Candidates};
-use isthmus_snapshot::decision::Admission;
 use isthmus_snapshot::policy::Tuning;
 
 /// The largest number of endpoints that are tried for one connection.
@@ -58,6 +58,16 @@ pub(crate) struct Replay {
     pub(crate) repeatable: bool,
 }
 
+impl Replay {
+    /// Keeps the bytes that were peeked; `None` if there are none. Bytes behind a hello, or other bytes, may be a request, so they are
+    /// sent to one endpoint only.
+    pub(crate) fn of(peeked: &Peeked<'_>) -> Option<Self> {
+        let Peeked { hello, bytes } = peeked;
+        let repeatable = hello.is_some_and(|hello| hello.length == bytes.len());
+        (!bytes.is_empty()).then(|| Self { bytes: (*bytes).into(), sent: 0, repeatable })
+    }
+}
+
 /// An endpoint that refused the hello.
 struct Suspect {
     index: u32,
@@ -86,9 +96,8 @@ impl From<Refusal> for Failure {
 
 impl Attempts {
     /// Creates the state before the first attempt.
-    pub(crate) fn new(core: &Core, admission: Admission, replay: Option<Replay>) -> Self {
-        let balancer = core.balancers.of(&admission.candidates, &core.shared.upstreams, core.clock.now());
-        let Admission { candidates, clusters, .. } = admission;
+    pub(crate) fn new(core: &Core, candidates: Arc<Candidates>, clusters: Option<Arc<[ClusterId]>>) -> Self {
+        let balancer = core.balancers.of(&candidates, &core.shared.upstreams, core.clock.now());
         Self {
             candidates,
             clusters,
@@ -100,7 +109,7 @@ impl Attempts {
             failed: [None; ATTEMPTS_MAX],
             suspect: None,
             alert: None,
-            replay,
+            replay: None,
         }
     }
 

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use self::dial::{Dialled, Target, is_own_fault};
-use self::race::{Accepted, Race};
+use self::race::{Race, RaceEnd};
 use super::attempts::Attempts;
 use super::core::Core;
 use super::entry::Entry;
@@ -68,13 +68,13 @@ pub(crate) async fn connect(
                 Ok((socket, Dialled::Connecting)) => {
                     let race = Race { core, entry, client, attempts: &mut *attempts };
                     match Box::pin(race.run(&mut target, socket)).await {
-                        Accepted::Cut(reason) => return Err(reason),
-                        Accepted::Failed(reason) => Err(reason),
-                        Accepted::Connected(socket) if target.announces => {
+                        RaceEnd::Cut(reason) => return Err(reason),
+                        RaceEnd::Failed(reason) => Err(reason),
+                        RaceEnd::Connected(socket) if target.announces => {
                             let sent = target.send_first(&socket, entry, &mut attempts.replay);
                             sent.map(|()| socket).map_err(dial_reason)
                         }
-                        Accepted::Connected(socket) => Ok(socket),
+                        RaceEnd::Connected(socket) => Ok(socket),
                     }
                 }
                 Err(reason) => Err(reason),

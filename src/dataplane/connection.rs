@@ -1,27 +1,28 @@
 //! One connection, from accept to its end.
 
-use std::rc::Rc;
-use std::sync::Arc;
-
 use tokio::net::TcpStream;
 
-use super::attempts::Attempts;
+use super::admission::{Asked, admit, admit_accepted, admit_caller, newest};
+use super::attempts::{Attempts, Replay};
 use super::connect::{Connected, connect};
-use super::core::{Core, Registration};
-use super::entry::Entry;
+use super::core::Registration;
 use super::handover;
 use super::hbone;
-use super::peek::{Peeked, peek};
+use super::hello::{is_hbone, note_hello, purpose_of};
+use super::peek::{Accepted, Peeked, Unserved, peek};
 use super::permits::Refused;
 use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
 use isthmus_decisions::admit::{admit_proxy, admit_source};
 use isthmus_model::alert::Alert;
+use isthmus_model::alpn::Protocols;
 use isthmus_model::reason::Reason;
+use isthmus_model::record::ConnectionProtocol;
+use isthmus_model::service::CallerKind;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::socket::reset_on_close;
-use isthmus_settings::listener::{Listener, ProxyProtocol};
+use isthmus_snapshot::decision::Requested;
 
 /// How a connection ended, as its client sees it.
 enum Ending {
@@ -44,84 +45,69 @@ enum Ending {
     Link(Purpose, Box<[u8]>),
 }
 
+/// The server of a connection that asks for something.
+enum ServedBy {
+    /// One of the endpoints to which the connection is admitted.
+    Endpoint(Attempts),
+    /// The HBONE server, from these bytes on.
+    Hbone(Box<[u8]>),
+    /// The server of peer links and enrolments, from these bytes on.
+    PeerLinks(Purpose, Box<[u8]>),
+}
+
 /// Serves an accepted connection to its end, or until its bytes show that it is HBONE or a peer's link.
-pub(crate) async fn serve(registration: Registration, listener: Arc<Listener>, client: TcpStream) {
-    let (core, entry) = (&registration.core, &registration.entry);
-    match run(core, entry, &listener, &client).await {
+pub(crate) async fn serve(accepted: Accepted) {
+    let (core, entry, refusal) = (accepted.core(), accepted.entry(), accepted.listener.refusal);
+    match run(&accepted).await {
         Ending::Probe => core.finish_probe(entry),
         Ending::Greeted => {
             core.finish_probe(entry);
-            let farewell = Farewell::of(listener.refusal, Some(Alert::UnrecognizedName));
-            refuse::at_once(core, &client, farewell);
+            let farewell = Farewell::of(refusal, Some(Alert::UnrecognizedName));
+            refuse::at_once(core, &accepted.client, farewell);
         }
         Ending::Silent(reason) | Ending::Relayed(reason) => core.finish(entry, reason),
         // Connections that have not announced their source share a small limit. A client that is given time to read its alert
         // would keep other clients out, so this one is refused without waiting.
         Ending::Refused(reason) if entry.is_unannounced() => {
             core.finish(entry, reason);
-            refuse::at_once(core, &client, Farewell::of(listener.refusal, entry.alert(reason)));
+            refuse::at_once(core, &accepted.client, Farewell::of(refusal, entry.alert(reason)));
         }
         Ending::Refused(reason) => {
             core.finish(entry, reason);
-            Box::pin(refuse::refuse(core, &client, Farewell::of(listener.refusal, entry.alert(reason))))
-                .await;
+            let farewell = Farewell::of(refusal, entry.alert(reason));
+            Box::pin(refuse::refuse(core, &accepted.client, farewell)).await;
         }
         Ending::Parked(parked) => {
             let (connected, parked) = *parked;
-            handover::offer(core, entry, [&client, &connected.socket], &connected.in_flight, &parked);
+            let sockets = [&accepted.client, &connected.socket];
+            handover::offer(core, entry, sockets, &connected.in_flight, &parked);
+            let Accepted { registration, client, .. } = accepted;
             Box::pin(handover::go_on(registration, client, connected, parked)).await;
         }
-        Ending::Hbone(hello) => hbone::take_over(registration, &listener, client, hello),
-        Ending::Link(purpose, hello) => hand_over_link(core, entry, client, purpose, hello),
-    }
-}
-
-/// Hands the connection of a peer's gateway to the server of peer links, which has its own limits.
-fn hand_over_link(core: &Core, entry: &Entry, client: TcpStream, purpose: Purpose, first: Box<[u8]>) {
-    let Ok(socket) = client.into_std() else { return core.finish(entry, Reason::Internal) };
-    let (source, listener) = (entry.source(), entry.listener.name.clone());
-    match core.shared.links.try_send(HandedOver { socket: socket.into(), source, listener, purpose, first }) {
-        Ok(()) => core.finish_handed_over(entry),
-        Err(_) => {
-            let text = "too many connections of peers wait to be served";
-            let refused = Refused::new(Reason::LimitGlobal, Some(FullLimit::Links), text);
-            core.finish(entry, core.refused(entry, refused));
+        Ending::Hbone(hello) => {
+            let Accepted { registration, listener, client } = accepted;
+            hbone::take_over(registration, &listener, client, hello);
+        }
+        Ending::Link(purpose, hello) => {
+            let Accepted { registration, client, .. } = accepted;
+            hand_over_link(&registration, client, purpose, hello);
         }
     }
 }
 
-/// Decides on a connection before a byte is read, by the client's address, or by the proxy's address where a PROXY header
-/// is required.
-pub(crate) fn admit_accepted(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
-    admit_proxy(listener, entry.peer().ip()).inspect_err(|_| {
-        let text = format!("the address {} is not in the listener's proxyProtocol.from", entry.peer().ip());
-        entry.explain(text);
-    })?;
-    // Where a PROXY header is required, the source is checked after the header is read.
-    let is_known = listener.proxy_protocol == ProxyProtocol::Forbid || entry.proxy().is_some();
-    if is_known { admit_source(listener, entry.source().ip()) } else { Ok(()) }
-}
-
-async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, client: &TcpStream) -> Ending {
-    if let Err(reason) = admit_accepted(listener, entry) {
+/// Takes a connection through its phases: what its first bytes ask for, the endpoints to which it is admitted, the one that accepts
+/// it, and the relay.
+async fn run(accepted: &Accepted) -> Ending {
+    let (core, entry, client) = (accepted.core(), accepted.entry(), &accepted.client);
+    if let Err(reason) = admit_accepted(&accepted.listener, entry) {
         return Ending::Refused(reason);
     }
-    let (admission, replay) = match peek(core, entry, listener, client).await {
-        Peeked::Admitted(admission, replay) => (admission, replay),
-        Peeked::Hbone(hello) => return Ending::Hbone(hello),
-        Peeked::Link(purpose, hello) => return Ending::Link(purpose, hello),
-        Peeked::Own => {
-            // This gateway has dialled itself. The reset tells its dialling task that no endpoint has taken the connection.
-            reset_on_close(client);
-            return Ending::Silent(Reason::EndpointUnreachable);
-        }
-        Peeked::Probe => return Ending::Probe,
-        Peeked::Greeted => return Ending::Greeted,
-        Peeked::Gone => return Ending::Silent(Reason::ClientGone),
-        Peeked::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => return Ending::Silent(reason),
-        Peeked::Refused(reason) => return Ending::Refused(reason),
+    let mut attempts = match peek(accepted, decide).await {
+        Ok(ServedBy::Endpoint(attempts)) => attempts,
+        Ok(ServedBy::Hbone(hello)) => return Ending::Hbone(hello),
+        Ok(ServedBy::PeerLinks(purpose, hello)) => return Ending::Link(purpose, hello),
+        Err(unserved) => return unserved_end(unserved, client),
     };
-    let mut attempts = Attempts::new(core, admission, replay);
     loop {
         let connected = match connect(core, entry, Some(client), &mut attempts).await {
             Ok(connected) => connected,
@@ -144,11 +130,88 @@ async fn run(core: &Rc<Core>, entry: &Rc<Entry>, listener: &Arc<Listener>, clien
     }
 }
 
+/// Decides by the first bytes of a connection on its server. A connection to an endpoint is admitted.
+fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<ServedBy, Unserved> {
+    let (core, entry) = (accepted.core(), accepted.entry());
+    if accepted.is_own() {
+        return Err(Unserved::Own);
+    }
+    if peeked.hello.is_none() {
+        entry.record.borrow_mut().protocol = ConnectionProtocol::Tcp;
+    }
+    // A reload may have narrowed the listener's `from` since the connection was accepted.
+    let snapshot = core.snapshot();
+    let listener = newest(&snapshot, &accepted.listener);
+    admit_caller(listener, entry).map_err(Unserved::Refused)?;
+    let (requested, alpn) = match &peeked.hello {
+        None => (Requested::Nothing, None),
+        Some(hello) => {
+            if !snapshot.policy.peers.is_empty()
+                && let Some(purpose) = purpose_of(listener.protocol, hello)
+            {
+                return Ok(ServedBy::PeerLinks(purpose, peeked.bytes.into()));
+            }
+            let alpn = hello.alpn.unwrap_or(Protocols::NONE);
+            let is_hbone = is_hbone(listener.protocol, hello);
+            if is_hbone && alpn.iter().any(|name| name == b"h2") {
+                return Ok(ServedBy::Hbone(peeked.bytes.into()));
+            }
+            note_hello(&mut entry.record.borrow_mut(), hello);
+            if is_hbone {
+                let text =
+                    "the listener accepts only HBONE, but the hello does not offer the ALPN protocol h2";
+                entry.explain(text);
+                return Err(Unserved::Refused(Reason::AlpnRefused));
+            }
+            (Requested::ServerName(hello.server_name), Some(alpn))
+        }
+    };
+    let asked = Asked { listener, requested, alpn, identity: None, kind: CallerKind::default() };
+    let mut attempts = admit(core, &snapshot, entry, &asked).map_err(Unserved::Refused)?;
+    attempts.replay = Replay::of(peeked);
+    Ok(ServedBy::Endpoint(attempts))
+}
+
+/// Returns the end of a connection that asks for nothing, or is not given it.
+fn unserved_end(unserved: Unserved, client: &TcpStream) -> Ending {
+    match unserved {
+        Unserved::Own => {
+            // This gateway has dialled itself. The reset tells its dialling task that no endpoint has taken the connection.
+            reset_on_close(client);
+            Ending::Silent(Reason::EndpointUnreachable)
+        }
+        Unserved::Probe => Ending::Probe,
+        Unserved::Greeted => Ending::Greeted,
+        Unserved::Gone => Ending::Silent(Reason::ClientGone),
+        Unserved::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => Ending::Silent(reason),
+        Unserved::Refused(reason) => Ending::Refused(reason),
+    }
+}
+
+/// Hands the connection of a peer's gateway to the server of peer links, which has its own limits.
+fn hand_over_link(registration: &Registration, client: TcpStream, purpose: Purpose, first: Box<[u8]>) {
+    let Registration { core, entry } = registration;
+    let Ok(socket) = client.into_std() else { return core.finish(entry, Reason::Internal) };
+    let (source, listener) = (entry.source(), entry.listener.name.clone());
+    match core.shared.links.try_send(HandedOver { socket: socket.into(), source, listener, purpose, first }) {
+        Ok(()) => core.finish_handed_over(entry),
+        Err(_) => {
+            let text = "too many connections of peers wait to be served";
+            let refused = Refused::new(Reason::LimitGlobal, Some(FullLimit::Links), text);
+            core.finish(entry, core.refused(entry, refused));
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use std::rc::Rc;
 
-    fn of_connection<F>(_: impl FnOnce(Registration, Arc<Listener>, TcpStream) -> F) -> usize {
+    use super::*;
+    use crate::core::Core;
+    use crate::entry::Entry;
+
+    fn of_connection<F>(_: impl FnOnce(Accepted) -> F) -> usize {
         size_of::<F>()
     }
 

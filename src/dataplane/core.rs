@@ -116,25 +116,6 @@ pub(crate) struct Registration {
     pub(crate) entry: Rc<Entry>,
 }
 
-/// Returns the listener as configured in the snapshot. If the listener is not configured any more, it drains, and `listener`
-/// itself is returned.
-pub(crate) fn newest<'a>(snapshot: &'a Snapshot, listener: &'a Listener) -> &'a Listener {
-    let listeners = &snapshot.policy.listeners;
-    let same_bind = || listeners.iter().find(|other| other.bind == listener.bind);
-    let named = listeners.iter().find(|other| other.name == listener.name);
-    named.or_else(same_bind).map_or(listener, |found| &**found)
-}
-
-/// Returns an error if the listener's `from` does not contain the source, or its `proxyProtocol.from` does not contain the
-/// proxy that announced the source. A connection that was accepted while `proxyProtocol` had another mode is checked by its
-/// source alone.
-pub(crate) fn admit_caller(listener: &Listener, entry: &Entry) -> Result<(), Reason> {
-    if let Some(proxy) = entry.proxy() {
-        admit_proxy(listener, proxy.ip())?;
-    }
-    admit_source(listener, entry.source().ip())
-}
-
 impl Drop for Registration {
     fn drop(&mut self) {
         self.core.remove(&self.entry);
@@ -232,28 +213,6 @@ impl Core {
     pub(crate) fn moved(&self, entry: &Rc<Entry>, up: bool, path: RelayPath, bytes: usize) {
         entry.count(up, path, bytes);
         self.clock.touch(entry);
-    }
-
-    /// Records the result of admission, and takes the slots of an admitted connection.
-    pub(crate) fn admitted(
-        &self,
-        entry: &Entry,
-        answer: Result<Admission, Refusal>,
-    ) -> Result<Admission, Reason> {
-        let admission = entry.admitted(answer)?;
-        let snapshot = self.snapshot();
-        let record = entry.record.borrow();
-        let peer = record.peer.as_ref();
-        let of_peer = peer.and_then(|name| snapshot.policy.peers.iter().find(|peer| peer.name == *name));
-        let reached = match &mut *entry.permit.borrow_mut() {
-            Some(permit) => permit.reach(&record, of_peer.map(|peer| peer.limits)),
-            None => Ok(()),
-        };
-        drop(record);
-        match reached {
-            Ok(()) => Ok(admission),
-            Err(refused) => Err(self.refused(entry, refused)),
-        }
     }
 
     /// Records that a limit refuses a connection; returns the reason.

@@ -22,6 +22,7 @@ use isthmus_model::side::Side;
 use isthmus_net::admission::Holder;
 use isthmus_net::own::OwnDial;
 use isthmus_snapshot::candidates::Candidate;
+use isthmus_snapshot::decision::{Permit as AdmittedBy, alert_of};
 use isthmus_tasks::latest::Latest;
 use isthmus_telemetry::local::{Destination, ListenerCounts, RelayPath};
 use isthmus_tls::proof::Proof;
@@ -118,7 +119,7 @@ pub(crate) struct ConnectionFacts {
     /// The authenticated client of a stream or of an HBONE connection.
     pub(crate) caller: Option<Rc<Peer>>,
     /// The part of the policy that admitted the connection; it is checked again after a config change.
-    pub(crate) admitted_by: Option<decision::Permit>,
+    pub(crate) admitted_by: Option<AdmittedBy>,
     /// The registration of the current dial, if it goes to a port that this process listens on.
     pub(crate) own_dial: Option<Box<OwnDial>>,
     /// The metrics of the destination, set when an endpoint first accepts.
@@ -249,26 +250,6 @@ impl Entry {
     /// Records the exact fault, if the reason alone does not say it.
     pub(crate) fn explain(&self, detail: impl Into<Box<str>>) {
         self.record.borrow_mut().detail = Some(detail.into());
-    }
-
-    /// Records the result of admission.
-    pub(crate) fn admitted(&self, answer: Result<Admission, Refusal>) -> Result<Admission, Reason> {
-        let (matched, answer) = match answer {
-            Ok(mut admission) => (std::mem::take(&mut admission.matched), Ok(admission)),
-            Err(refusal) => (refusal.matched, Err(refusal.reason)),
-        };
-        if let Ok(admission) = &answer {
-            self.facts.borrow_mut().admitted_by = Some(admission.permit.clone());
-        }
-        let mut record = self.record.borrow_mut();
-        (record.route, record.peer) = (matched.rule, matched.peer);
-        if let Some(service) = matched.service {
-            record.service = Some(service.hostname);
-            record.service_namespace = Some(service.namespace);
-            record.port = service.port;
-            record.subset = Some(service.subset);
-        }
-        answer
     }
 
     /// Records that an endpoint is being dialled.

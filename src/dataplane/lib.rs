@@ -15,9 +15,9 @@
 //!
 //! The files:
 //!
-//! - `listener` accepts, `peek` reads the hello and asks for admission, `refuse` refuses; `attempts` chooses an endpoint
-//!   (`balancer`) and blames those that fail, `connect` dials it, `relay` passes bytes. `connection` runs all these steps for a
-//!   connection by SNI, `hbone` for CONNECT.
+//! - The phases, each of which gives the next one what it needs: `listener` accepts; `peek` reads the hello, and `hello` says which
+//!   server it asks for; `admission` admits; `attempts` chooses an endpoint (`balancer`) and blames those that fail, `connect` dials it;
+//!   `relay` passes bytes, `refuse` refuses. `connection` goes through them for a connection by SNI, `hbone` for CONNECT.
 //! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the
 //!   state that its connections borrow, `entry` one connection in its table, with the record that each step fills in. `shared` is
 //!   the state that all workers share, `handle` the interface to the rest of the program.
@@ -34,6 +34,7 @@
 //! - `handover` moves connections to a new process of the gateway, and takes them over from an earlier one; `parcel` is a connection
 //!   on its way. `testing` is a worker's state for tests.
 
+pub(crate) mod admission;
 pub(crate) mod announce;
 pub(crate) mod attempts;
 pub(crate) mod balancer;
@@ -50,6 +51,7 @@ pub(crate) mod examine;
 pub mod handle;
 pub(crate) mod handover;
 pub(crate) mod hbone;
+pub(crate) mod hello;
 pub(crate) mod holders;
 pub(crate) mod killing;
 pub(crate) mod listener;

@@ -14,11 +14,12 @@ use rustix::net::{SocketFlags, acceptfrom_with};
 use tokio::net::{TcpListener, TcpStream};
 use tokio::sync::oneshot;
 
-use super::connection::{self, admit_accepted};
+use super::admission::admit_accepted;
+use super::connection;
 use super::core::Core;
 use super::entry::Entry;
 use super::eviction::{self, take_slot_of_unannounced};
-use super::peek::announced_at_once;
+use super::peek::{Accepted, announced_at_once};
 use super::refuse::{self, Farewell};
 use super::shared::Queue;
 use super::socket_key::SocketKey;
@@ -200,8 +201,9 @@ impl Incoming {
             }
         }
         entry.record.borrow_mut().local = self.local_address(&client);
+        let accepted = Accepted { registration: core.register(entry), listener, client };
         // Boxed, because the runtime copies a task's future seven times: 4 % of the instructions of a short connection.
-        core.scope.spawn(Box::pin(connection::serve(core.register(entry), listener, client)));
+        core.scope.spawn(Box::pin(connection::serve(accepted)));
     }
 
     /// Returns the address to which a client has connected.

@@ -2,8 +2,9 @@
 
 use std::rc::Rc;
 
+use super::admission::admit_caller;
 use super::bandwidth;
-use super::core::{AT_ONCE, Core, admit_caller};
+use super::core::{AT_ONCE, Core};
 use super::entry::Entry;
 use isthmus_decisions::admit::readmit;
 use isthmus_decisions::decision::{AdmissionRequest, Requested};

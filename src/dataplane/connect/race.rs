@@ -24,7 +24,7 @@ const HEAD_START: Duration = Duration::from_millis(250);
 const HEAD_START_USUAL: u32 = 4;
 
 /// The result of waiting for an endpoint.
-pub(super) enum Accepted {
+pub(super) enum RaceEnd {
     Connected(TcpStream),
     Failed(Reason),
     /// The connection was ordered to end, or its client has reset it.
@@ -50,7 +50,7 @@ pub(super) struct Race<'r> {
 impl Race<'_> {
     /// Waits until the endpoint that is dialled with `socket` accepts or fails, or the connection is ordered to end or reset by its
     /// client. If another endpoint accepts first, that one becomes `target`.
-    pub(super) async fn run(mut self, target: &mut Target, mut socket: TcpStream) -> Accepted {
+    pub(super) async fn run(mut self, target: &mut Target, mut socket: TcpStream) -> RaceEnd {
         let timeout = self.attempts.tuning().connect_timeout;
         let mut beside: Option<Beside> = None;
         let mut overtaken_at = self.may_overtake(target).then(|| target.begun + HEAD_START);
@@ -62,10 +62,10 @@ impl Race<'_> {
             // Priority: an order to end, then the endpoints' answers, then the client's reset, then the times.
             let (is_beside, answer) = tokio::select! {
                 biased;
-                reason = self.entry.cut_ordered() => return Accepted::Cut(reason),
+                reason = self.entry.cut_ordered() => return RaceEnd::Cut(reason),
                 answer = connected(Some(&socket)) => (false, answer),
                 answer = connected(beside.as_ref().map(|beside| &beside.socket)) => (true, answer),
-                () = reset(self.client) => return Accepted::Cut(Reason::ClientReset),
+                () = reset(self.client) => return RaceEnd::Cut(Reason::ClientReset),
                 () = sleep_until(next) => {
                     if next == present_until || Some(next) == beside_until {
                         (next != present_until, Err(Reason::EndpointTimeout))
@@ -77,7 +77,7 @@ impl Race<'_> {
                         match self.dial_beside(target) {
                             Some((other, Dialled::Connecting)) => beside = Some(other),
                             Some((other, Dialled::Connected)) => {
-                                return Accepted::Connected(self.pass_to(target, other, Reason::EndpointTimeout));
+                                return RaceEnd::Connected(self.pass_to(target, other, Reason::EndpointTimeout));
                             }
                             None => {}
                         }
@@ -90,10 +90,10 @@ impl Race<'_> {
                     if other.is_some() {
                         self.stay_with(target);
                     }
-                    return Accepted::Connected(socket);
+                    return RaceEnd::Connected(socket);
                 }
                 (Ok(()), Some(other)) => {
-                    return Accepted::Connected(self.pass_to(target, other, Reason::EndpointTimeout));
+                    return RaceEnd::Connected(self.pass_to(target, other, Reason::EndpointTimeout));
                 }
                 (Err(reason), Some(other)) if is_beside => {
                     self.give_up(other, reason);
@@ -103,7 +103,7 @@ impl Race<'_> {
                     socket = self.pass_to(target, other, reason);
                     overtaken_at = self.may_overtake(target).then(|| target.begun + HEAD_START);
                 }
-                (answer, None) => return Accepted::Failed(answer.err().unwrap_or(Reason::Internal)),
+                (answer, None) => return RaceEnd::Failed(answer.err().unwrap_or(Reason::Internal)),
             }
         }
     }

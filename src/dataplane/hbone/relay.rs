@@ -61,13 +61,12 @@ pub(super) async fn relay(
     entry: &Rc<Entry>,
     connection: &Rc<HboneConnection>,
     connected: &Connected,
-    (receive, send): (RecvStream, SendStream<Bytes>),
-    early: Early,
+    body: Body,
 ) -> (Reason, bool) {
     core.clock.begin(entry);
     bandwidth::begin(core, entry, None, &connected.socket);
     examine::begin(core, entry, None, &connected.socket);
-    let Early { queue, holding } = early;
+    let Body { receive, send, early: Early { queue, holding } } = body;
     let mut relay = StreamRelay {
         core,
         entry,
@@ -84,6 +83,13 @@ pub(super) async fn relay(
     };
     let reason = poll_fn(|context| relay.poll(context)).await;
     (reason, relay.taken)
+}
+
+/// The body of a stream that was answered: both directions, and the bytes that the caller had sent before the answer.
+pub(super) struct Body {
+    pub(super) receive: RecvStream,
+    pub(super) send: SendStream<Bytes>,
+    pub(super) early: Early,
 }
 
 /// The bytes of a stream for which no endpoint has accepted a connection yet. Its window stays closed by as many.

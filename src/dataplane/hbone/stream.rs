@@ -6,16 +6,17 @@ use std::rc::Rc;
 use std::time::SystemTime;
 
 use bytes::Bytes;
+use h2::RecvStream;
 use h2::server::SendResponse;
-use h2::{RecvStream, SendStream};
-use http::{Request, StatusCode};
+use http::{Request, Response, StatusCode};
 
 use super::connection::HboneConnection;
-use super::relay::{Early, relay};
+use super::relay::{Body, Early, relay};
 use super::requests::Refused;
+use crate::admission::{Asked, admit, newest};
 use crate::attempts::Attempts;
 use crate::connect::{Connected, connect};
-use crate::core::{Core, newest};
+use crate::core::Core;
 use crate::entry::Entry;
 use crate::eviction;
 use isthmus_decisions::admit::admit;
@@ -24,6 +25,7 @@ use isthmus_decisions::missing::missing_for;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_net::admission::Holder;
+use isthmus_snapshot::decision::Requested;
 use isthmus_wire::connect::{ConnectHead, HeadFault, answer, read_head, status_of};
 
 /// Counts a stream in its connection's number of streams, until this value is dropped.
@@ -33,6 +35,22 @@ impl Drop for Counted {
     fn drop(&mut self) {
         self.0.streams.set(self.0.streams.get().saturating_sub(1));
     }
+}
+
+/// A CONNECT stream that has a place under the limits.
+#[derive(Clone, Copy)]
+struct Stream<'a> {
+    core: &'a Rc<Core>,
+    entry: &'a Rc<Entry>,
+    connection: &'a Rc<HboneConnection>,
+}
+
+/// The caller's side of a stream that waits for its answer.
+struct Caller {
+    receive: RecvStream,
+    respond: SendResponse<Bytes>,
+    /// The bytes that the caller has sent already.
+    early: Early,
 }
 
 /// Serves a stream to its end.
@@ -63,14 +81,15 @@ pub(super) async fn serve(
         Ok(permit) => drop(entry.permit.replace(Some(permit))),
         Err(refused) => {
             let reason = core.refused(&entry, refused);
-            refuse(&core, &connection, respond, status_of(reason));
+            refuse(&core, &connection, respond, answer_of(reason));
             core.finish(&entry, reason);
             return;
         }
     }
     let registration = core.register(entry);
     let entry = &registration.entry;
-    let reason = run(&core, entry, &connection, read, receive, respond).await;
+    let stream = Stream { core: &core, entry, connection: &connection };
+    let reason = stream.run(read, receive, respond).await;
     drop(counted);
     core.finish(entry, reason);
 }
@@ -112,126 +131,112 @@ fn count_refused(core: &Core, connection: &HboneConnection) {
     connection.stats.refused(core.refusals.count(identity, core.clock.now()));
 }
 
-/// Refuses a stream: sends the status and the reason, and ends the stream. Does nothing if the caller has gone.
-fn refuse(
-    core: &Core,
-    connection: &HboneConnection,
-    mut respond: SendResponse<Bytes>,
-    (status, reason): (StatusCode, Reason),
-) {
+/// Refuses a stream: sends the answer, and ends the stream. Does nothing if the caller has gone.
+fn refuse(core: &Core, connection: &HboneConnection, mut respond: SendResponse<Bytes>, answer: Response<()>) {
     count_refused(core, connection);
-    let _ = respond.send_response(answer(status, reason), true);
+    let _ = respond.send_response(answer, true);
 }
 
-async fn run(
-    core: &Rc<Core>,
-    entry: &Rc<Entry>,
-    connection: &Rc<HboneConnection>,
-    read: Result<ConnectHead, HeadFault>,
-    receive: RecvStream,
-    respond: SendResponse<Bytes>,
-) -> Reason {
-    let head = match read {
-        Ok(head) => head,
-        Err(fault) => {
-            entry.explain(fault.to_string());
-            refuse(core, connection, respond, (fault.status(), Reason::BadRequest));
-            return Reason::BadRequest;
-        }
-    };
-    match ask(core, entry, connection, &head) {
-        Ok(admission) => Box::pin(pass_on(core, entry, connection, admission, receive, respond)).await,
-        Err(reason) => {
-            refuse(core, connection, respond, status_of(reason));
-            reason
-        }
-    }
-}
-
-fn ask(
-    core: &Core,
-    entry: &Entry,
-    connection: &HboneConnection,
-    head: &ConnectHead,
-) -> Result<Admission, Reason> {
-    // The trust bundle may have changed since the handshake, and the task that ends the connection may not have run yet.
-    if !connection.peer.is_trusted() {
-        return Err(Reason::IdentityUntrusted);
-    }
-    let snapshot = core.snapshot();
-    let question = AdmissionRequest {
-        listener: newest(&snapshot, &connection.listener),
-        requested: Requested::Authority(&head.authority),
-        source: Some(connection.source.ip()),
-        alpn: None,
-        identity: Some(&connection.peer.proof.identity),
-        kind: head.kind,
-        // Only listeners of protocol SNI or TCP belong to Gateways.
-        local: None,
-        draw: Some(core.random()),
-    };
-    let answer = admit(&snapshot, &question, &mut ());
-    if let Err(refusal) = &answer {
-        let missing = missing_for(&snapshot, refusal.reason, question.requested);
-        entry.record.borrow_mut().detail = missing.map(Into::into);
-    }
-    core.admitted(entry, answer)
-}
-
-async fn pass_on(
-    core: &Rc<Core>,
-    entry: &Rc<Entry>,
-    connection: &Rc<HboneConnection>,
-    admission: Admission,
-    mut receive: RecvStream,
-    mut respond: SendResponse<Bytes>,
-) -> Reason {
-    let mut attempts = Attempts::new(core, admission, None);
-    let mut early = Early::new(core, entry, connection);
-    let caller = (&mut receive, &mut respond, &mut early);
-    let connected = match dial(core, entry, connection, &mut attempts, caller).await {
-        Ok(Ok(connected)) => connected,
-        Ok(Err(reason)) => {
-            refuse(core, connection, respond, status_of(reason));
-            return reason;
-        }
-        Err(GivenUp) => return connection.client_fault(),
-    };
-    let answered: Result<SendStream<Bytes>, _> =
-        respond.send_response(answer(StatusCode::OK, Reason::Ok), false);
-    let Ok(send) = answered else {
-        return connection.client_fault();
-    };
-    let (reason, taken) = relay(core, entry, connection, &connected, (receive, send), early).await;
-    if matches!(reason, Reason::EndpointReset | Reason::EndpointVanished) && !taken {
-        attempts.failed(core, &connected.in_flight, reason);
-    }
-    reason
+/// Returns the answer to a caller that is refused for this reason.
+fn answer_of(reason: Reason) -> Response<()> {
+    let (status, told) = status_of(reason);
+    answer(status, told)
 }
 
 /// The caller stopped waiting for the endpoint.
 struct GivenUp;
 
-/// Connects to an endpoint, unless the caller leaves first. The bytes that arrive meanwhile are gathered, because only gathered
-/// bytes count as held.
-async fn dial(
-    core: &Rc<Core>,
-    entry: &Rc<Entry>,
-    connection: &HboneConnection,
-    attempts: &mut Attempts,
-    (receive, respond, early): (&mut RecvStream, &mut SendResponse<Bytes>, &mut Early),
-) -> Result<Result<Connected, Reason>, GivenUp> {
-    let connect = Box::pin(connect(core, entry, None, attempts));
-    // The caller's reset has priority, so that nothing more is dialled for a caller that has gone.
-    tokio::select! {
-        biased;
-        _ = poll_fn(|context| respond.poll_reset(context)) => {
-            if connection.ending.get().is_none() {
-                connection.stats.gave_up();
+impl Stream<'_> {
+    /// Takes a stream through its phases: the endpoints to which its head is admitted, the one that accepts it, and the relay.
+    async fn run(
+        self,
+        read: Result<ConnectHead, HeadFault>,
+        receive: RecvStream,
+        respond: SendResponse<Bytes>,
+    ) -> Reason {
+        let Self { core, entry, connection } = self;
+        let head = match read {
+            Ok(head) => head,
+            Err(fault) => {
+                entry.explain(fault.to_string());
+                refuse(core, connection, respond, answer(fault.status(), Reason::BadRequest));
+                return Reason::BadRequest;
             }
-            Err(GivenUp)
+        };
+        match self.admit(&head) {
+            Ok(attempts) => Box::pin(self.pass_on(attempts, receive, respond)).await,
+            Err(reason) => {
+                refuse(core, connection, respond, answer_of(reason));
+                reason
+            }
         }
-        connected = connect => Ok(connected),
-        never = poll_fn(|context| early.poll_gather(receive, context)) => match never {},
+    }
+
+    fn admit(self, head: &ConnectHead) -> Result<Attempts, Reason> {
+        let HboneConnection { peer, listener, .. } = &**self.connection;
+        // The trust bundle may have changed since the handshake, and the task that ends the connection may not have run yet.
+        if !peer.is_trusted() {
+            return Err(Reason::IdentityUntrusted);
+        }
+        let snapshot = self.core.snapshot();
+        let asked = Asked {
+            listener: newest(&snapshot, listener),
+            requested: Requested::Authority(&head.authority),
+            alpn: None,
+            identity: Some(&peer.proof.identity),
+            kind: head.kind,
+        };
+        admit(self.core, &snapshot, self.entry, &asked)
+    }
+
+    async fn pass_on(
+        self,
+        mut attempts: Attempts,
+        receive: RecvStream,
+        respond: SendResponse<Bytes>,
+    ) -> Reason {
+        let Self { core, entry, connection } = self;
+        let mut caller = Caller { receive, respond, early: Early::new(core, entry, connection) };
+        let connected = match self.dial(&mut attempts, &mut caller).await {
+            Ok(Ok(connected)) => connected,
+            Ok(Err(reason)) => {
+                refuse(core, connection, caller.respond, answer_of(reason));
+                return reason;
+            }
+            Err(GivenUp) => return connection.client_fault(),
+        };
+        let Caller { receive, mut respond, early } = caller;
+        let Ok(send) = respond.send_response(answer(StatusCode::OK, Reason::Ok), false) else {
+            return connection.client_fault();
+        };
+        let body = Body { receive, send, early };
+        let (reason, taken) = relay(core, entry, connection, &connected, body).await;
+        if matches!(reason, Reason::EndpointReset | Reason::EndpointVanished) && !taken {
+            attempts.failed(core, &connected.in_flight, reason);
+        }
+        reason
+    }
+
+    /// Connects to an endpoint, unless the caller leaves first. The bytes that arrive meanwhile are gathered, because only gathered
+    /// bytes count as held.
+    async fn dial(
+        self,
+        attempts: &mut Attempts,
+        caller: &mut Caller,
+    ) -> Result<Result<Connected, Reason>, GivenUp> {
+        let Caller { receive, respond, early } = caller;
+        let connect = Box::pin(connect(self.core, self.entry, None, attempts));
+        // The caller's reset has priority, so that nothing more is dialled for a caller that has gone.
+        tokio::select! {
+            biased;
+            _ = poll_fn(|context| respond.poll_reset(context)) => {
+                if self.connection.ending.get().is_none() {
+                    self.connection.stats.gave_up();
+                }
+                Err(GivenUp)
+            }
+            connected = connect => Ok(connected),
+            never = poll_fn(|context| early.poll_gather(receive, context)) => match never {},
+        }
     }
 }
