@@ -71,7 +71,7 @@ pub(crate) fn admit(
     let Asked { listener, requested, alpn, identity, kind } = *asked;
     let source = Some(entry.source().ip());
     let local = entry.record.borrow().local.map(|local| local.ip());
-    let draw = Some(core.random());
+    let draw = Some(core.numbers.random());
     let request = AdmissionRequest { listener, requested, source, alpn, identity, kind, local, draw };
     match admit::admit(snapshot, &request, &mut ()) {
         Ok(Admission { matched, candidates, clusters, permit }) => {

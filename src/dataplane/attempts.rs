@@ -97,7 +97,7 @@ impl From<Refusal> for Failure {
 impl Attempts {
     /// Creates the state before the first attempt.
     pub(crate) fn new(core: &Core, candidates: Arc<Candidates>, clusters: Option<Arc<[ClusterId]>>) -> Self {
-        let balancer = core.balancers.of(&candidates, &core.shared.upstreams, core.clock.now());
+        let balancer = core.mesh.balancers.of(&candidates, &core.shared.upstreams, core.clock.now());
         Self {
             candidates,
             clusters,
@@ -289,7 +289,8 @@ impl Attempts {
 
     /// Returns true if the time limit for all attempts together, which runs from the first one, allows another one.
     pub(crate) fn has_time(&self, core: &Core) -> bool {
-        self.started.is_none_or(|started| started.elapsed() < core.snapshot().policy.timeouts.connect_total)
+        self.started
+            .is_none_or(|started| started.elapsed() < core.mesh.snapshot().policy.timeouts.connect_total)
     }
 
     /// Chooses the next endpoint to try; returns its index among the candidates.
@@ -319,7 +320,7 @@ impl Attempts {
             source: Some(entry.source().ip()),
         };
         loop {
-            let index = self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.random())?;
+            let index = self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.numbers.random())?;
             match core.shared.upstreams.adopt(self.balancer.endpoint(index), &self.candidates) {
                 Some(reason) => {
                     self.report(u32::try_from(index).unwrap_or(u32::MAX), reason, Verdict::Ejected)

@@ -9,7 +9,8 @@ use std::rc::Rc;
 
 use tokio::net::TcpStream;
 
-use super::core::{AT_ONCE, Core};
+use super::connections::AT_ONCE;
+use super::core::Core;
 use super::entry::Entry;
 use super::shares::Shares;
 use isthmus_net::admission::Holder;
@@ -35,7 +36,7 @@ pub(crate) fn configure(bandwidths: &Bandwidths, snapshot: &Snapshot) {
 
 /// Counts an admitted connection under the limits that apply to it, if any do that it is not counted under yet.
 pub(crate) fn join(core: &Core, entry: &Rc<Entry>) {
-    let snapshot = core.snapshot();
+    let snapshot = core.mesh.snapshot();
     let policy = &snapshot.policy;
     let record = entry.record.borrow();
     let service = policy.limits.bytes_per_second.and_then(|_| record.limit_key()).map(Owner::Service);
@@ -64,7 +65,7 @@ pub(crate) fn begin(core: &Core, entry: &Rc<Entry>, client: Option<&TcpStream>, 
 
 fn list(core: &Core, entry: &Rc<Entry>, shares: &Shares) {
     if shares.is_newly_listed() {
-        core.limited.borrow_mut().push(entry.clone());
+        core.connections.limited.borrow_mut().push(entry.clone());
     }
 }
 
@@ -76,7 +77,7 @@ pub(crate) async fn tick(core: &Core, touched: &[Rc<Entry>]) {
             list(core, entry, shares);
         }
     }
-    let listed = core.limited.take();
+    let listed = core.connections.limited.take();
     for some in listed.chunks(AT_ONCE) {
         for entry in some {
             if let Some(shares) = entry.shares.get() {
@@ -92,7 +93,7 @@ pub(crate) async fn tick(core: &Core, touched: &[Rc<Entry>]) {
                 entry.wake();
             }
             if shares.stays_listed() {
-                core.limited.borrow_mut().push(entry.clone());
+                core.connections.limited.borrow_mut().push(entry.clone());
             }
         }
         tokio::task::yield_now().await;

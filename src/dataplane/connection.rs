@@ -140,7 +140,7 @@ fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<ServedBy, Unserved
         entry.record.borrow_mut().protocol = ConnectionProtocol::Tcp;
     }
     // A reload may have narrowed the listener's `from` since the connection was accepted.
-    let snapshot = core.snapshot();
+    let snapshot = core.mesh.snapshot();
     let listener = newest(&snapshot, &accepted.listener);
     admit_caller(listener, entry).map_err(Unserved::Refused)?;
     let (requested, alpn) = match &peeked.hello {

@@ -3,7 +3,8 @@
 use std::rc::Rc;
 use std::time::Duration;
 
-use super::core::{Core, NO_SOURCE};
+use super::connections::NO_SOURCE;
+use super::core::Core;
 use super::entry::Entry;
 use super::permits::{Permit, Refused};
 use super::shared::Message;
@@ -75,7 +76,7 @@ pub(crate) fn take_back(core: &Core, holder: Holder, asked: usize) {
     if let Some(victim) = victim {
         cut_for_another(core, &victim, full);
     } else if asked + 1 < workers.len() {
-        let next = &workers[(core.index + 1) % workers.len()];
+        let next = &workers[(core.numbers.index() + 1) % workers.len()];
         let _ = next.mailbox.try_send(Message::TakeBack { holder, asked: asked + 1 });
     }
 }
@@ -89,7 +90,7 @@ fn cut_for_another(core: &Core, entry: &Entry, full: FullLimit) {
 /// Removes a connection from the list of pending connections and returns it: the one that has waited longest for its PROXY header.
 /// Returns `None` if the header of that connection may still be in transit.
 fn oldest_unannounced(core: &Core) -> Option<Rc<Entry>> {
-    let mut pending = core.pending.borrow_mut();
+    let mut pending = core.connections.pending.borrow_mut();
     let waits =
         pending.oldest_of(NO_SOURCE).is_some_and(|oldest| oldest.accepted.elapsed() >= ANNOUNCED_WITHIN);
     if waits { pending.take_oldest_of(NO_SOURCE) } else { None }
@@ -99,9 +100,9 @@ fn oldest_unannounced(core: &Core) -> Option<Rc<Entry>> {
 /// the one of them that has been idle longest. The largest holder owns a large share of the table, so the search is short wherever
 /// it begins.
 fn idle_longest_of(core: &Core, holder: &Holder) -> Option<Rc<Entry>> {
-    let table = core.table.borrow();
+    let table = core.connections.table.borrow();
     let places = table.capacity().max(1);
-    let from = usize::try_from(core.random()).unwrap_or_default() % places;
+    let from = usize::try_from(core.numbers.random()).unwrap_or_default() % places;
     let found = (from..places).chain(0..from).filter_map(|place| table.get(place));
     let found = found.filter(|entry| entry.is_held_by(holder) && !entry.is_cut()).take(COMPARED_MAX);
     found.min_by_key(|entry| entry.moved.get()).cloned()

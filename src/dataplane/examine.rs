@@ -88,7 +88,7 @@ pub(super) fn is_short(core: &Core) -> bool {
 pub(super) fn relieve(core: &Core) {
     let mut silent = Vec::new();
     if is_short(core) {
-        let (table, now) = (core.table.borrow(), core.clock.now());
+        let (table, now) = (core.connections.table.borrow(), core.clock.now());
         for entry in table.iter().map(|(_, entry)| entry).filter(|entry| entry.standstill.memory.get() > 0) {
             if entry.standstill.bounded.get() == Bounded::None {
                 entry.standstill.order();
@@ -101,12 +101,9 @@ pub(super) fn relieve(core: &Core) {
     }
     let memory = |entry: &Rc<Entry>| u64::from(entry.standstill.memory.get());
     silent.sort_by_key(|entry| std::cmp::Reverse(memory(entry)));
-    let elsewhere = core
-        .shared
-        .workers
-        .iter()
-        .enumerate()
-        .filter(|(index, worker)| *index != core.index && !worker.is_drained.load(Ordering::Relaxed));
+    let elsewhere = core.shared.workers.iter().enumerate().filter(|(index, worker)| {
+        *index != core.numbers.index() && !worker.is_drained.load(Ordering::Relaxed)
+    });
     let elsewhere = elsewhere.map(|(_, worker)| worker.largest.load(Ordering::Relaxed)).max();
     let held = core.shared.kernel_memory.bytes.load(Ordering::Relaxed);
     let sizes: Vec<u64> = silent.iter().map(memory).take_while(|memory| *memory > small(core)).collect();
@@ -115,7 +112,7 @@ pub(super) fn relieve(core: &Core) {
         entry.standstill.order_relief();
         entry.wake();
     }
-    core.shared.workers[core.index]
+    core.shared.workers[core.numbers.index()]
         .largest
         .store(sizes.get(most).copied().unwrap_or_default(), Ordering::Relaxed);
 }
@@ -143,7 +140,7 @@ pub(super) fn settle(core: &Core, entry: &Entry, sides: &Sides<'_>) {
     let is_stuck = sides.waiting.contains(&true);
     entry.standstill.set_stuck(is_stuck);
     if !is_stuck {
-        core.set_kernel_memory(entry, 0);
+        core.stalled.set(&entry.standstill, 0);
     }
     if entry.standstill.bounded.get() != Bounded::None && !is_short(core) {
         unbound(entry, sides);
@@ -180,14 +177,14 @@ fn bound(entry: &Entry, sides: &Sides<'_>, silent: [u32; 2], limited: [bool; 2])
 /// Examines both peers of a connection, as the worker's tick has ordered.
 pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Found {
     let now = core.clock.now();
-    let timeouts = core.snapshot().policy.timeouts;
-    let state = |socket: &TcpStream| core.diag.as_ref().and_then(|diag| diag.state(socket));
+    let timeouts = core.mesh.snapshot().policy.timeouts;
+    let state = |socket: &TcpStream| core.stalled.diag().and_then(|diag| diag.state(socket));
     let endpoint = state(sides.endpoint).unwrap_or_default();
     let client = sides.client.and_then(state).unwrap_or_default();
     let unread = [client.unread > 0, endpoint.unread > 0];
     let limited = entry.shares.get().map_or([false; 2], |shares| shares.limits());
     let held = client.memory.saturating_add(endpoint.memory);
-    core.set_kernel_memory(entry, if sides.waiting.contains(&true) { held } else { 0 });
+    core.stalled.set(&entry.standstill, if sides.waiting.contains(&true) { held } else { 0 });
     let [for_endpoint, for_client] = sides.waiting;
     let (up, down) = entry.bytes();
     let observed = [
@@ -245,7 +242,7 @@ fn relieved(core: &Core, entry: &Entry, silent: [u32; 2]) -> Option<Reason> {
     if !is_needed || is_small || silent < SILENT {
         return None;
     }
-    core.set_kernel_memory(entry, 0);
+    core.stalled.set(&entry.standstill, 0);
     entry.explain(format!(
         "clients and endpoints that stopped reading hold too much kernel memory, and the client or the endpoint of this connection, one \
          of the largest, has read nothing for {silent} s"
@@ -356,7 +353,7 @@ mod tests {
             pausing.ask().await;
             rig.tick().await;
             assert_eq!(bounded(&pausing), Bounded::None);
-            assert_eq!(rig.core.kernel_memory.get(), 0);
+            assert_eq!(rig.core.stalled.bytes(), 0);
         });
     }
 
@@ -376,7 +373,7 @@ mod tests {
             for _ in 0..4 {
                 rig.tick().await;
             }
-            assert!(rig.core.kernel_memory.get() > 0, "its memory counts");
+            assert!(rig.core.stalled.bytes() > 0, "its memory counts");
             assert_eq!(bounded(&one), Bounded::None, "memory is not short");
             hold(&rig, stalled_memory() / 2);
             rig.tick().await;

@@ -17,9 +17,7 @@ use super::checks;
 use super::entry::Transit;
 use super::parcel::{Parcel, Place};
 use super::permits;
-use super::shared::{
-    Condemned, Hbone, KernelMemory, LargestHolder, Message, Parked, Queue, Shared, WorkerHandle,
-};
+use super::shared::{Condemned, Hbone, LargestHolder, Message, Parked, Queue, Shared, WorkerHandle};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::{Which, Withdrawal, WithdrawalError};
@@ -179,7 +177,7 @@ impl Dataplane {
             holders: Arc::default(),
             memory: watch::Sender::default(),
             links,
-            kernel_memory: KernelMemory::default(),
+            kernel_memory: Arc::default(),
         });
         let mut dataplane = Self { shared, threads: Vec::new(), open: BTreeMap::new() };
         dataplane.set_limits(limits);

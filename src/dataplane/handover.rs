@@ -46,8 +46,9 @@ pub(crate) async fn park(core: Rc<Core>, most: usize, answer: oneshot::Sender<Pa
     if most == 0 {
         return keep_all(&core, answer);
     }
-    let wanted = most.saturating_sub(core.parcels.borrow().len());
+    let wanted = most.saturating_sub(core.departures.parcels.borrow().len());
     let chosen: Vec<Rc<Entry>> = core
+        .connections
         .table
         .borrow()
         .iter()
@@ -65,10 +66,10 @@ pub(crate) async fn park(core: Rc<Core>, most: usize, answer: oneshot::Sender<Pa
         tokio::task::yield_now().await;
     }
     let mut parked = Parked::default();
-    let waiting = core.parcels.borrow().len();
-    parked.parcels = core.parcels.borrow_mut().split_off(waiting.saturating_sub(most));
+    let waiting = core.departures.parcels.borrow().len();
+    parked.parcels = core.departures.parcels.borrow_mut().split_off(waiting.saturating_sub(most));
     if parked.parcels.len() < most {
-        for (_, entry) in core.table.borrow().iter() {
+        for (_, entry) in core.connections.table.borrow().iter() {
             match entry.transit() {
                 Transit::Here | Transit::Ordered if may_become_movable(entry) => parked.later += 1,
                 Transit::Here | Transit::Ordered | Transit::Kept => parked.left += 1,
@@ -84,10 +85,10 @@ pub(crate) async fn park(core: Rc<Core>, most: usize, answer: oneshot::Sender<Pa
 
 /// Goes on with all connections that were to be moved, because there is no process that takes them.
 fn keep_all(core: &Core, answer: oneshot::Sender<Parked>) {
-    let parcels = core.parcels.take();
+    let parcels = core.departures.parcels.take();
     settle(core, &parcels.iter().map(|parcel| parcel.place).collect::<Vec<_>>(), Transit::Kept);
     let mut parked = Parked::default();
-    for (_, entry) in core.table.borrow().iter() {
+    for (_, entry) in core.connections.table.borrow().iter() {
         if entry.transit() == Transit::Ordered {
             entry.set_transit(Transit::Kept);
         }
@@ -111,7 +112,7 @@ fn may_become_movable(entry: &Entry) -> bool {
 /// again), or the other one ([`Transit::Gone`]).
 pub(crate) fn settle(core: &Core, places: &[Place], transit: Transit) {
     for place in places {
-        let entry = core.table.borrow().get(place.key).cloned();
+        let entry = core.connections.at(place.key);
         if let Some(entry) =
             entry.filter(|entry| entry.id() == place.id && entry.transit() == Transit::Parked)
         {
@@ -133,10 +134,10 @@ pub(crate) fn offer(
     let record = record_of(core, entry, in_flight, parked);
     match (copies, record) {
         ([Ok(client), Ok(endpoint)], Some(record)) => {
-            let place = Place { worker: core.index, key: entry.key(), id: entry.id() };
+            let place = Place { worker: core.numbers.index(), key: entry.key(), id: entry.id() };
             let [up, down] = [&parked.up, &parked.down].map(|direction| direction.rest().into());
             entry.set_transit(Transit::Parked);
-            core.parcels.borrow_mut().push(Parcel { place, record, client, endpoint, up, down });
+            core.departures.parcels.borrow_mut().push(Parcel { place, record, client, endpoint, up, down });
         }
         ([Err(error), _] | [_, Err(error)], _) => {
             tracing::warn!(id = entry.id(), %error, "a connection cannot be handed over, and ends in this process");
@@ -199,8 +200,14 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
         age: accepted.elapsed(),
         asked: asked.map(|asked| asked.elapsed()),
         idle: now.saturating_sub(moved),
-        // The new process counts the age again. An end that was set because this process stops does not concern it.
-        drained_in: core.scheduled.borrow().has(entry.id()).then(|| retirement.drained_in(now)).flatten(),
+        // The age is counted again, and an end that was set because this process stops is its own.
+        drained_in: core
+            .departures
+            .scheduled
+            .borrow()
+            .has(entry.id())
+            .then(|| retirement.drained_in(now))
+            .flatten(),
         up: up.carried(owed_up),
         down: down.carried(owed_down),
         answered: *taken,
@@ -225,7 +232,7 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
         answered,
         failure,
     } = record;
-    let snapshot = core.shared_snapshot();
+    let snapshot = core.mesh.shared_snapshot();
     let listener = snapshot
         .listener(&connection.listener)
         .ok_or_else(|| format!("the new config has no listener {:?}", connection.listener))?;
@@ -281,7 +288,7 @@ pub(crate) fn take_over(core: &Rc<Core>, parcel: Parcel) -> Result<Place, String
     retire::limit_age(core, &entry, tuning.and_then(|tuning| tuning.max_connection_age));
     retire::go_on(core, &entry, drained_in);
     core.scope.spawn(go_on(registration, client, connected, parked));
-    Ok(Place { worker: core.index, key: entry.key(), id })
+    Ok(Place { worker: core.numbers.index(), key: entry.key(), id })
 }
 
 fn watched(socket: OwnedFd, id: u64) -> Result<TcpStream, String> {

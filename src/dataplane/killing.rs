@@ -4,18 +4,19 @@ use std::rc::Rc;
 
 use tokio::sync::oneshot;
 
-use super::core::{AT_ONCE, Core};
+use super::connections::AT_ONCE;
+use super::core::Core;
 use super::entry::Entry;
 use super::shared::Condemned;
 use isthmus_model::reason::Reason;
 
 /// Ends the chosen connections in batches and sends their number to `answer`.
 pub(crate) async fn kill(core: Rc<Core>, which: Condemned, answer: oneshot::Sender<usize>) {
-    let entries = core.entries();
+    let entries = core.connections.entries();
     let mut killed = 0;
     for some in entries.chunks(AT_ONCE) {
         for entry in some {
-            if !entry.is_cut() && core.is_live(entry) && is_meant(entry, &which) {
+            if !entry.is_cut() && core.connections.has(entry) && is_meant(entry, &which) {
                 entry.cut(Reason::Killed);
                 killed += 1;
             }

@@ -19,8 +19,9 @@
 //!   server it asks for; `admission` admits; `attempts` chooses an endpoint (`balancer`) and blames those that fail, `connect` dials it;
 //!   `relay` passes bytes, `refuse` refuses. `connection` goes through them for a connection by SNI, `hbone` for CONNECT.
 //! - `socket_key` names the sockets of a listener. `worker` is a thread and the orders it receives, such as draining. `core` is the
-//!   state that its connections borrow, `entry` one connection in its table, with the record that each step fills in. `shared` is
-//!   the state that all workers share, `handle` the interface to the rest of the program.
+//!   state that its connections borrow: `connections`, with an `entry` for each, which has the record that each phase fills in;
+//!   `departures`, those that are to leave; `mesh_view`, `buffers`, `numbers`; `stalled`, their kernel memory. `shared` is the state that
+//!   all workers share, `handle` the interface to the rest of the program.
 //! - `permits` asks [`isthmus_net::admission`] for a place; `eviction` ends connections to make room for others; `killing` ends
 //!   those that an operator names. `bandwidth` counts connections under limits of bandwidth, and `shares` applies the shares of one.
 //!   `announce` writes PROXY headers. `pacer` limits TLS handshakes to one step a turn.
@@ -39,11 +40,14 @@ pub(crate) mod announce;
 pub(crate) mod attempts;
 pub(crate) mod balancer;
 pub(crate) mod bandwidth;
+pub(crate) mod buffers;
 pub mod checks;
 pub(crate) mod clock;
 pub(crate) mod connect;
 pub(crate) mod connection;
+pub(crate) mod connections;
 pub(crate) mod core;
+pub(crate) mod departures;
 pub mod endpoint_state;
 pub(crate) mod entry;
 pub(crate) mod eviction;
@@ -55,6 +59,8 @@ pub(crate) mod hello;
 pub(crate) mod holders;
 pub(crate) mod killing;
 pub(crate) mod listener;
+pub(crate) mod mesh_view;
+pub(crate) mod numbers;
 pub(crate) mod pacer;
 pub mod parcel;
 pub(crate) mod peek;
@@ -67,6 +73,7 @@ pub(crate) mod retirement;
 pub(crate) mod shared;
 pub(crate) mod shares;
 pub mod socket_key;
+pub(crate) mod stalled;
 pub(crate) mod standstill;
 #[cfg(test)]
 pub(crate) mod testing;

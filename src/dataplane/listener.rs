@@ -214,7 +214,7 @@ impl Incoming {
     /// Returns the listener of a port of Gateways with the protocol that they have at the address to which the client has connected.
     fn of_gateways(&self, listener: &Arc<Listener>, client: &TcpStream) -> Arc<Listener> {
         let local = self.local_address(client).map(|local| local.ip());
-        let protocol = self.core.snapshot().gateway_api.protocol(listener, local);
+        let protocol = self.core.mesh.snapshot().gateway_api.protocol(listener, local);
         if protocol == listener.protocol {
             return listener.clone();
         }
@@ -222,7 +222,7 @@ impl Incoming {
     }
 
     fn listener(&self) -> Option<Configured> {
-        let snapshot = self.core.snapshot();
+        let snapshot = self.core.mesh.snapshot();
         let mut cached = self.listener.borrow_mut();
         if let Some((generation, configured)) = &*cached
             && *generation == snapshot.policy_generation
@@ -243,7 +243,7 @@ impl Incoming {
     /// bind address for these sockets' port and they are about to be closed.
     fn successor(&self, client: &TcpStream) -> Option<Configured> {
         let local = Bind::Address(client.local_addr().ok().map(canonical_socket)?);
-        let snapshot = self.core.snapshot();
+        let snapshot = self.core.mesh.snapshot();
         let found = snapshot.policy.listeners.iter().find(|listener| listener.bind.overlaps(&local));
         found.map(|listener| self.configured(listener))
     }

@@ -4,6 +4,7 @@ use std::net::IpAddr;
 use std::ops::ControlFlow::{self, Break, Continue};
 use std::rc::Rc;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use rustix::io::Errno;
 use rustix::net::RecvFlags;
@@ -11,7 +12,9 @@ use tokio::io::Interest;
 use tokio::net::TcpStream;
 
 use super::admission::{admit_caller, newest};
-use super::core::{Core, NO_SOURCE, Registration, Scratch};
+use super::buffers::Scratch;
+use super::connections::NO_SOURCE;
+use super::core::{Core, Registration};
 use super::entry::Entry;
 use super::eviction::announced;
 use super::permits::Refused;
@@ -135,14 +138,14 @@ impl<'a> Waiting<'a> {
         if let Some(holder) = &waiting.counted
             && !admission.begin_hello(holder)
         {
-            let oldest = core.pending.borrow_mut().take_oldest_of(source);
+            let oldest = core.connections.pending.borrow_mut().take_oldest_of(source);
             let gives_way = oldest.as_ref().unwrap_or(entry);
             let refused = core.permits.refused(Limit::SourceHellos, gives_way.source().ip());
             let reason = core.refused(gives_way, refused);
             oldest.ok_or(reason)?.cut(reason);
         }
-        let cap = core.pending_cap();
-        let given_way = core.pending.borrow_mut().insert(source, entry.id(), entry.clone(), cap);
+        let cap = core.shared.pending_cap.load(Ordering::Relaxed);
+        let given_way = core.connections.pending.borrow_mut().insert(source, entry.id(), entry.clone(), cap);
         if let Some(given_way) = given_way {
             let text = "the gateway has reached its limit of incomplete hellos (limits.pendingHellos)";
             core.give_way(&given_way, Refused::new(Reason::LimitGlobal, Some(FullLimit::Hellos), text));
@@ -157,7 +160,7 @@ impl Drop for Waiting<'_> {
             self.core.shared.limits.admission.end_hello(holder);
         }
         // The list may have dropped the connection to make room for another one.
-        self.core.pending.borrow_mut().remove(self.source, self.entry.id());
+        self.core.connections.pending.borrow_mut().remove(self.source, self.entry.id());
     }
 }
 
@@ -204,7 +207,7 @@ impl Peek<'_> {
     ) -> Option<Result<T, Unserved>> {
         let accepted = self.accepted;
         let client = &accepted.client;
-        let mut scratch = accepted.core().scratch.borrow_mut();
+        let mut scratch = accepted.core().buffers.scratch.borrow_mut();
         let Scratch { bytes: buffer, hello } = &mut *scratch;
         let mut read = rustix::net::recv(client, &mut **buffer, RecvFlags::empty()).map(|(count, _)| count);
         if read == Err(Errno::INTR) {
@@ -302,7 +305,7 @@ impl Peek<'_> {
     /// forbids does not: the endpoint might believe it.
     fn has_fallback(&self, bytes: &[u8]) -> bool {
         let Accepted { listener, .. } = self.accepted;
-        !begins_header(bytes) && self.accepted.core().snapshot().routes().has_raw(&listener.name)
+        !begins_header(bytes) && self.accepted.core().mesh.snapshot().routes().has_raw(&listener.name)
     }
 
     fn hello_refused(&self, fault: HelloFault, bytes: &[u8]) -> Unserved {
@@ -327,7 +330,7 @@ impl Peek<'_> {
         let was_listed = self.waiting.take().is_some();
         note_announced(entry, header);
         if entry.proxy().is_some() {
-            admit_caller(newest(&core.snapshot(), &self.accepted.listener), entry)?;
+            admit_caller(newest(&core.mesh.snapshot(), &self.accepted.listener), entry)?;
         }
         // A proxy that speaks for itself (LOCAL) is checked when its hello arrives. Usually no hello arrives, because the proxy
         // only checks the gateway's health.
@@ -366,7 +369,7 @@ impl Peek<'_> {
 /// holder of the source address in the header. This is called when too many connections
 /// wait for their PROXY header already: a client whose header has arrived is then subject to the limits of its own address.
 pub(crate) fn announced_at_once(core: &Core, entry: &Entry, client: &TcpStream) -> Option<Holder> {
-    let mut scratch = core.scratch.borrow_mut();
+    let mut scratch = core.buffers.scratch.borrow_mut();
     let flags = RecvFlags::PEEK | RecvFlags::DONTWAIT;
     let (count, _) =
         rustix::net::recv(client, &mut scratch.bytes[..proxy_protocol::V2_BYTES_MAX], flags).ok()?;

@@ -4,7 +4,8 @@ use std::rc::Rc;
 
 use super::admission::admit_caller;
 use super::bandwidth;
-use super::core::{AT_ONCE, Core};
+use super::connections::AT_ONCE;
+use super::core::Core;
 use super::entry::Entry;
 use isthmus_decisions::admit::readmit;
 use isthmus_decisions::decision::{AdmissionRequest, Requested};
@@ -16,9 +17,9 @@ use isthmus_snapshot::Snapshot;
 /// Ends the connections that the config file or the trust bundle does not admit any more; connections of removed listeners
 /// drain. The other connections are counted for their services and peers, because the file may have added a limit.
 pub(crate) async fn readmit_all(core: Rc<Core>) {
-    let snapshot = core.shared_snapshot();
+    let snapshot = core.mesh.shared_snapshot();
     bandwidth::configure(&core.shared.limits.bandwidths, &snapshot);
-    let entries = core.entries();
+    let entries = core.connections.entries();
     verify_peers(&entries).await;
     for some in entries.chunks(AT_ONCE) {
         for entry in some {
@@ -28,7 +29,7 @@ pub(crate) async fn readmit_all(core: Rc<Core>) {
                     entry.explain(distrust);
                 }
                 entry.cut(Reason::ConfigRemoved);
-            } else if core.is_live(entry) {
+            } else if core.connections.has(entry) {
                 count_for_limits(&core, entry);
             }
         }

@@ -80,12 +80,12 @@ pub(crate) async fn linger(core: &Core, client: &TcpStream) {
 /// Refuses the client without waiting, for connections without an admission slot.
 pub(crate) fn at_once(core: &Core, client: &impl AsFd, farewell: Option<Farewell>) {
     farewell.map(|farewell| farewell.send(client));
-    let _ = rustix::net::recv(client, &mut *core.scratch.borrow_mut().bytes, RecvFlags::DONTWAIT);
+    let _ = rustix::net::recv(client, &mut *core.buffers.scratch.borrow_mut().bytes, RecvFlags::DONTWAIT);
 }
 
 /// Reads and discards bytes. Returns `None` if none have arrived, and 0 at the end of the stream.
 fn discard(core: &Core, client: &TcpStream) -> Option<usize> {
-    let mut scratch = core.scratch.borrow_mut();
+    let mut scratch = core.buffers.scratch.borrow_mut();
     let read = client.try_io(Interest::READABLE, || {
         Ok(rustix::net::recv(client, &mut *scratch.bytes, RecvFlags::empty())?.0)
     });

@@ -567,7 +567,7 @@ impl Relay<'_> {
 
     fn has_pipe(&mut self, way: Way) -> bool {
         if self.direction(way).pipe.is_none() {
-            let pipe = self.core.pipes.borrow_mut().take();
+            let pipe = self.core.buffers.pipes.borrow_mut().take();
             self.direction(way).pipe = pipe;
         }
         self.direction(way).pipe.is_some()
@@ -583,7 +583,7 @@ impl Relay<'_> {
         let Some(pipe) = pipe else {
             return Err(io::ErrorKind::WouldBlock.into());
         };
-        let mut scratch = core.scratch.borrow_mut();
+        let mut scratch = core.buffers.scratch.borrow_mut();
         let (mut piped, mut is_urgent) = (0, false);
         let count = source.try_io(Interest::READABLE, || {
             let flags = SpliceFlags::MOVE | SpliceFlags::NONBLOCK;
@@ -620,7 +620,7 @@ impl Relay<'_> {
         receive: impl FnOnce(&TcpStream, &mut [u8]) -> io::Result<usize>,
     ) -> Result<usize, Unread> {
         let core = self.core;
-        let mut scratch = core.scratch.borrow_mut();
+        let mut scratch = core.buffers.scratch.borrow_mut();
         let (source, _) = self.source(way);
         let count = receive(source, &mut scratch.bytes).map_err(Unread::Failed)?;
         let bytes = &scratch.bytes[..count];
@@ -657,7 +657,7 @@ impl Relay<'_> {
         if direction.piped == 0
             && let Some(pipe) = direction.pipe.take()
         {
-            self.core.pipes.borrow_mut().give_back(pipe);
+            self.core.buffers.pipes.borrow_mut().give_back(pipe);
         }
     }
 
@@ -688,7 +688,7 @@ impl Drop for Relay<'_> {
             let direction = self.direction(way);
             let empty = direction.piped == 0;
             if let Some(pipe) = direction.pipe.take() {
-                let mut pipes = self.core.pipes.borrow_mut();
+                let mut pipes = self.core.buffers.pipes.borrow_mut();
                 if empty { pipes.give_back(pipe) } else { pipes.discard(pipe) }
             }
         }

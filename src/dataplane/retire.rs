@@ -24,14 +24,14 @@ const SPREAD_MIN: u64 = 30;
 /// Sets the largest age of a connection.
 pub(super) fn limit_age(core: &Core, entry: &Entry, most: Option<Duration>) {
     if let Some(most) = most {
-        entry.retirement.limit_age(core.clock.now(), core.random(), entry.accepted.elapsed(), most);
+        entry.retirement.limit_age(core.clock.now(), core.numbers.random(), entry.accepted.elapsed(), most);
         entry.retirement.due().into_iter().for_each(|due| core.clock.reschedule(entry, due));
     }
 }
 
 /// Goes on with a connection of another process, of which a drain there has set the end, if it has.
 pub(super) fn go_on(core: &Core, entry: &Entry, drained_in: Option<u32>) {
-    core.scheduled.borrow_mut().has_arrivals = true;
+    core.departures.scheduled.borrow_mut().has_arrivals = true;
     if let Some(ticks) = drained_in {
         let due = core.clock.now().saturating_add(ticks.max(1));
         entry.retirement.end_at(due);
@@ -53,7 +53,7 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32, asks: bool) -> Option<u
     }
     // From the tick before it is due, a connection is looked at in each tick in which its client has sent something.
     let asks_again = entry.standstill.asked.replace(asks && now + 1 >= due) && asks;
-    match retirement.step(now, entry.moved.get(), asks_again, core.last_tries.get()) {
+    match retirement.step(now, entry.moved.get(), asks_again, core.departures.last_tries.get()) {
         Step::Stay => None,
         Step::Wait(next) => Some(next),
         Step::Ask(next) => {
@@ -71,7 +71,7 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32, asks: bool) -> Option<u
 
 /// Counts the end of a connection that is due, and explains it in the connection's record.
 pub(super) fn note_end(core: &Core, entry: &Entry, end: RetirementEnd) {
-    if let Some(cause) = entry.retirement.cause(core.is_draining()) {
+    if let Some(cause) = entry.retirement.cause(core.departures.is_draining.get()) {
         core.local.retired(cause, end);
         detail(cause, end).into_iter().for_each(|detail| entry.explain(detail));
     }
@@ -79,11 +79,11 @@ pub(super) fn note_end(core: &Core, entry: &Entry, end: RetirementEnd) {
 
 /// Sets the times at which connections end because of drains. Called once per tick.
 pub(super) fn follow_drains(core: &Core) {
-    follow(core, &core.shared_snapshot());
+    follow(core, &core.mesh.shared_snapshot());
 }
 
 fn follow(core: &Core, snapshot: &Snapshot) {
-    let mut scheduled = core.scheduled.borrow_mut();
+    let mut scheduled = core.departures.scheduled.borrow_mut();
     let is_same = Arc::ptr_eq(&snapshot.drains, &scheduled.drains) && !scheduled.has_arrivals;
     if is_same && (snapshot.drains.is_empty() || core.clock.now() < scheduled.next) {
         return;
@@ -100,7 +100,7 @@ fn follow(core: &Core, snapshot: &Snapshot) {
         })
     });
     let stages: Vec<(&ActiveDrain, Begun)> = stages.collect();
-    let entries = core.entries();
+    let entries = core.connections.entries();
     // The connections of drains that have ended stay.
     let mut known = std::mem::take(&mut scheduled.stages);
     for (_, ids) in known.extract_if(.., |(known, _)| !stages.iter().any(|(_, begun)| begun == known)) {
@@ -168,12 +168,12 @@ fn schedule(
 /// Ends all connections that carry no streams, because the gateway stops: evenly over four fifths of the time, the oldest first. Those
 /// that are in no pause at its end are reset then.
 pub(super) fn end_all(core: &Core, within: Duration) {
-    let entries = core.entries();
+    let entries = core.connections.entries();
     let ending = entries.iter().filter(|entry| !entry.is_stream() && !entry.carries_streams());
     let ending: Vec<&Rc<Entry>> = ending.collect();
     let ticks = u32::try_from(within.as_secs()).unwrap_or(u32::MAX);
     let tries = LAST_TRIES.min(ticks / 5);
-    core.last_tries.set((tries > 0).then(|| core.clock.now().saturating_add(ticks - tries)));
+    core.departures.last_tries.set((tries > 0).then(|| core.clock.now().saturating_add(ticks - tries)));
     spread_ends(core, ending, within.as_secs() * 4 / 5);
 }
 
@@ -224,9 +224,9 @@ mod tests {
             let _registration = core.register(entry.clone());
             end_all(core, Duration::from_secs(30));
             assert_eq!(entry.retirement.due(), Some(now + 24), "four fifths of the time");
-            assert_eq!(core.last_tries.get(), Some(now + 25), "5 s before the end");
+            assert_eq!(core.departures.last_tries.get(), Some(now + 25), "5 s before the end");
             end_all(core, Duration::from_secs(10));
-            assert_eq!(core.last_tries.get(), Some(now + 8), "in a fifth of the time");
+            assert_eq!(core.departures.last_tries.get(), Some(now + 8), "in a fifth of the time");
         });
     }
 
@@ -264,7 +264,9 @@ mod tests {
             let (late, _late) = arrives(Some(3));
             follow(core, &drained.snapshot());
             assert_eq!(late.retirement.due(), Some(now + 3));
-            assert!([&kept, &new, &late].iter().all(|entry| core.scheduled.borrow().has(entry.id())));
+            assert!(
+                [&kept, &new, &late].iter().all(|entry| core.departures.scheduled.borrow().has(entry.id()))
+            );
             // Without the drain, they stay, and so does one whose drain has ended in between.
             let (orphan, _orphan) = arrives(Some(5));
             follow(core, &mesh.snapshot());
@@ -283,7 +285,7 @@ mod tests {
                 let _registration = core.register(entry.clone());
                 let now = core.clock.now();
                 entry.retirement.end_at(now + 4);
-                core.last_tries.set(Some(now + 4));
+                core.departures.last_tries.set(Some(now + 4));
                 entry.moved.set(now + 3);
                 for tick in asked {
                     let _ = look(core, &entry, now + tick, true);
@@ -307,7 +309,7 @@ mod tests {
                 one.entry.retirement.end_at(core.clock.now());
                 // The tick in which the last byte moved, and a whole one.
                 (0..2).for_each(|_| drop(core.clock.advance()));
-                core.cut_where(|_| true, Reason::Draining);
+                core.connections.cut_where(|_| true, Reason::Draining);
                 let reason = one.ended.await.expect("it ends");
                 let end = one.client.read(&mut [0]).await.map_err(|error| error.kind());
                 match is_answered {

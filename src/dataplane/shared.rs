@@ -15,6 +15,7 @@ use super::holders::Holders;
 use super::parcel::{Parcel, Place};
 use super::permits::{Limits, Permit, Permits};
 use super::socket_key::SocketKey;
+use super::stalled::KernelMemory;
 use super::upstreams::Upstreams;
 use super::withdrawals::Which;
 use isthmus_model::record::ConnectionRecord;
@@ -58,28 +59,7 @@ pub(crate) struct Shared {
     /// The queue to the server of peer links.
     pub(crate) links: mpsc::Sender<HandedOver>,
     /// The kernel memory of the connections of all workers whose peers do not read.
-    pub(crate) kernel_memory: KernelMemory,
-}
-
-/// Kernel memory that connections hold because their peers do not read.
-#[derive(Default)]
-pub(crate) struct KernelMemory {
-    /// The number of bytes.
-    pub(crate) bytes: AtomicU64,
-    /// The number of connections that hold them.
-    pub(crate) holders: AtomicU64,
-}
-
-impl KernelMemory {
-    /// Records that the memory of a connection has changed from `before` to `bytes` bytes.
-    pub(crate) fn change(&self, before: u32, bytes: u32) {
-        // The additions wrap, so they also subtract.
-        let add = |count: &AtomicU64, from: u32, to: u32| {
-            count.fetch_add(u64::from(to).wrapping_sub(from.into()), Ordering::Relaxed);
-        };
-        add(&self.bytes, before, bytes);
-        add(&self.holders, u32::from(before > 0), u32::from(bytes > 0));
-    }
+    pub(crate) kernel_memory: Arc<KernelMemory>,
 }
 
 /// The interface of one worker to other threads.

@@ -5,7 +5,8 @@ use std::rc::Rc;
 use std::time::Duration;
 
 use super::bandwidth;
-use super::core::{AT_ONCE, Core};
+use super::connections::AT_ONCE;
+use super::core::Core;
 use super::entry::Entry;
 use super::examine;
 use super::hbone::held;
@@ -20,12 +21,12 @@ const UNANSWERED: Duration = Duration::from_secs(30);
 /// Performs one tick of a worker, and yields to other tasks after each batch of connections.
 pub(crate) async fn tick(core: &Core) {
     let (timeouts, hbone) = {
-        let snapshot = core.snapshot();
+        let snapshot = core.mesh.snapshot();
         (snapshot.policy.timeouts, snapshot.policy.hbone)
     };
     let (touched, due) = core.clock.advance();
     let touched: Vec<Rc<Entry>> = {
-        let table = core.table.borrow();
+        let table = core.connections.table.borrow();
         touched.into_iter().filter_map(|key| table.get(key).cloned()).collect()
     };
     let now = core.clock.now();
@@ -45,7 +46,7 @@ pub(crate) async fn tick(core: &Core) {
     bandwidth::tick(core, &touched).await;
     for some in due.chunks(AT_ONCE) {
         for key in some {
-            let entry = core.table.borrow().get(*key).cloned();
+            let entry = core.connections.at(*key);
             // If the connection has ended since, another one may have its key.
             if let Some(entry) = entry.filter(|entry| (1..=now).contains(&entry.standstill.deadline.get())) {
                 entry.standstill.deadline.set(0);
@@ -57,15 +58,15 @@ pub(crate) async fn tick(core: &Core) {
     retire::follow_drains(core);
     held::relieve(core, &hbone);
     examine::relieve(core);
-    core.balancers.sweep(now).await;
+    core.mesh.balancers.sweep(now).await;
     core.permits.forget_unused();
-    core.local.stalled_memory(core.kernel_memory.get());
+    core.local.stalled_memory(core.stalled.bytes());
 }
 
 /// Ends a connection that was idle for too long, or schedules its next check. `asks` is true if the client has sent something since
 /// the last tick.
 fn look(core: &Core, entry: &Rc<Entry>, timeouts: &Timeouts, asks: bool) {
-    if !core.is_live(entry) {
+    if !core.connections.has(entry) {
         return;
     }
     let now = core.clock.now();

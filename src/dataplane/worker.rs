@@ -11,7 +11,8 @@ use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
 use super::clock::TICK;
-use super::core::{AT_ONCE, Core};
+use super::connections::AT_ONCE;
+use super::core::Core;
 use super::entry::{Entry, Transit};
 use super::eviction::take_back;
 use super::handover::{park, settle, take_over};
@@ -117,7 +118,8 @@ impl Worker {
             is_closed
         };
         join_all(std::mem::take(&mut self.listeners).into_values().map(stop)).await;
-        self.core.start_draining();
+        self.core.departures.is_draining.set(true);
+        self.core.connections.retire_where(|_| true);
         // The connections that another process may take over wait for it.
         if queue == Queue::Accept {
             retire::end_all(&self.core, within);
@@ -128,10 +130,10 @@ impl Worker {
         while self.has_parked() && Instant::now() < decided {
             self.finish(UNDECIDED, mailbox).await;
         }
-        self.core.cut_where(|_| true, Reason::Draining);
+        self.core.connections.cut_where(|_| true, Reason::Draining);
         // Ended connections need time to close: a client may take up to a second to read an alert.
         self.finish(Duration::from_millis(1_500), mailbox).await;
-        self.core.shared.workers[self.core.index].is_drained.store(true, Ordering::Release);
+        self.core.shared.workers[self.core.numbers.index()].is_drained.store(true, Ordering::Release);
     }
 
     /// Obeys messages until all connections have finished, at most for the time `within`, or for that of a later order to drain.
@@ -150,12 +152,12 @@ impl Worker {
 
     /// Returns true if it is not known which process goes on with a connection.
     fn has_parked(&self) -> bool {
-        self.core.table.borrow().iter().any(|(_, entry)| entry.transit() == Transit::Parked)
+        self.core.connections.table.borrow().iter().any(|(_, entry)| entry.transit() == Transit::Parked)
     }
 
     /// Returns true if the table contains a connection.
     fn is_busy(&self) -> bool {
-        !self.core.table.borrow().is_empty()
+        !self.core.connections.table.borrow().is_empty()
     }
 }
 
@@ -179,7 +181,7 @@ async fn keep_ticking(core: Rc<Core>, timer: Timer) {
         };
         if let Err(error) = expired {
             // Neither call has a reason to fail; should one, the worker ticks at a higher cost.
-            tracing::error!(index = core.index, %error, "the timer of a data-plane thread does not work");
+            tracing::error!(index = core.numbers.index(), %error, "the timer of a data-plane thread does not work");
             tokio::time::sleep(TICK).await;
         }
     }
@@ -188,11 +190,11 @@ async fn keep_ticking(core: Rc<Core>, timer: Timer) {
 /// Sends the records of the live connections to `answer`, and yields to other tasks after each batch.
 async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
     let entries: Vec<Rc<Entry>> =
-        core.table.borrow().iter().take(LISTED_MAX).map(|(_, entry)| entry.clone()).collect();
+        core.connections.table.borrow().iter().take(LISTED_MAX).map(|(_, entry)| entry.clone()).collect();
     let mut listed = Vec::with_capacity(entries.len());
     for some in entries.chunks(AT_ONCE) {
-        let live = some.iter().filter(|entry| core.is_live(entry));
-        listed.extend(live.map(|entry| entry.record_so_far(core.source_network(entry))));
+        let live = some.iter().filter(|entry| core.connections.has(entry));
+        listed.extend(live.map(|entry| entry.record_so_far(core.mesh.network_of(entry.source().ip()))));
         tokio::task::yield_now().await;
     }
     // The caller may have stopped waiting.
@@ -203,10 +205,10 @@ async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
 /// the rest, unless the name was added again. If it was added and removed again, its later connections have their own time.
 async fn end_listener(core: Rc<Core>, listener: Arc<str>, removed: Instant, within: Duration) {
     let is_of_it = |entry: &Entry| entry.listener.name == listener && entry.accepted <= removed;
-    core.retire_where(is_of_it);
+    core.connections.retire_where(is_of_it);
     tokio::time::sleep(within).await;
-    if core.snapshot().listener(&listener).is_none() {
-        core.cut_where(is_of_it, Reason::Draining);
+    if core.mesh.snapshot().listener(&listener).is_none() {
+        core.connections.cut_where(is_of_it, Reason::Draining);
     }
 }
 

@@ -79,7 +79,7 @@ impl Target {
         let address = self.address(attempts);
         entry.dialled_at(address);
         let own = &core.shared.own;
-        if own.is_own(address) || core.is_own_gateway(address) {
+        if own.is_own(address) || core.mesh.is_own_gateway(address) {
             return Err(Reason::EndpointUnreachable);
         }
         let socket = relay_socket(address).map_err(|error| no_socket(core, entry, error))?;

@@ -127,7 +127,7 @@ impl Driver<'_> {
         }
         let paused = !self.is_ending() && is_over_share(self.core, &self.shared.peer, &self.shared.limits);
         if paused {
-            self.core.pause_reads(context.waker());
+            self.core.hbone.pause_reads(context.waker());
         }
         // A connection that has paused reading still writes its queued bytes; otherwise they would occupy memory until it reads
         // again.
@@ -208,7 +208,7 @@ impl Driver<'_> {
             // Open streams end with the connection. NO_ERROR would make their callers believe that all data has arrived.
             let streams = self.shared.streams.get() > 0;
             self.end(reason, if streams { h2::Reason::INTERNAL_ERROR } else { h2::Reason::NO_ERROR });
-        } else if !self.retired && (self.entry.is_retiring() || self.core.is_draining()) {
+        } else if !self.retired && (self.entry.is_retiring() || self.core.departures.is_draining.get()) {
             retire::note_end(self.core, self.entry, RetirementEnd::GoAway);
             self.retire();
         }

@@ -115,15 +115,15 @@ pub(super) async fn handshake(
         // The certificate is verified when it arrives; the trust bundle may change before the client finishes the
         // handshake.
         let proof = Proof::of(Shower::Client, stream.get_ref().1, &mut trust).map_err(untrusted)?;
-        let held = core.held.of_identity(&proof.identity.shared());
+        let held = core.hbone.held.of_identity(&proof.identity.shared());
         let peer = Rc::new(Peer::new(proof, trust, held));
         // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
         // the table.
         entry.facts.borrow_mut().caller = Some(peer.clone());
-        let most = core.snapshot().policy.tuning.default.max_connection_age;
+        let most = core.mesh.snapshot().policy.tuning.default.max_connection_age;
         retire::limit_age(core, entry, most);
         entry.record.borrow_mut().source_identity = Some(peer.proof.identity.shared());
-        admit_caller(newest(&core.snapshot(), listener), entry)?;
+        admit_caller(newest(&core.mesh.snapshot(), listener), entry)?;
         agree(core, limits, stream, peer).await
     });
     // The deadline and an order to end take priority: a client that sends slowly cannot delay them.
@@ -151,7 +151,7 @@ async fn secure(
     // Evaluated in the same poll as the accept, because `refused_identity` returns the identity of this thread's last
     // handshake.
     let accept = async { accept.await.map_err(|error| of_own_certificate(hbone, tls_failed(&error))) };
-    core.pacer.paced(&core.scope, entry.source().ip(), accept).await
+    core.hbone.pacer.paced(&core.scope, entry.source().ip(), accept).await
 }
 
 fn tls_failed(error: &io::Error) -> Failed {

@@ -31,7 +31,7 @@ impl Holding {
     pub(super) fn set(&self, bytes: usize) {
         count(&self.core, &self.peer, &self.entry, bytes);
         if self.peer.held.bytes() > self.limit {
-            self.core.over_limit.set(true);
+            self.core.hbone.over_limit.set(true);
         }
     }
 }
@@ -41,7 +41,7 @@ fn count(core: &Core, peer: &Peer, entry: &Entry, bytes: usize) {
     if before != bytes {
         peer.held.change(before, bytes);
         peer.held_of_identity.change(before, bytes);
-        core.held.all.change(before, bytes);
+        core.hbone.held.all.change(before, bytes);
     }
 }
 
@@ -53,7 +53,7 @@ impl Drop for Holding {
 
 /// Returns the bounds in force.
 pub(super) fn bounds(core: &Core, limits: &HboneLimits) -> Bounds {
-    core.held.bounds(limits, core.shared.workers.len())
+    core.hbone.held.bounds(limits, core.shared.workers.len())
 }
 
 /// Returns true if a connection must not be read until fewer bytes are held. There are three cases:
@@ -66,7 +66,7 @@ pub(super) fn bounds(core: &Core, limits: &HboneLimits) -> Bounds {
 /// A connection that holds little is read, because that is how it learns that its peer has read: a pause of all would last for ever if
 /// no stream of them may be ended.
 pub(super) fn is_over_share(core: &Core, peer: &Peer, limits: &HboneLimits) -> bool {
-    let (bounds, all, here) = (bounds(core, limits), core.held.all.bytes(), peer.held.bytes());
+    let (bounds, all, here) = (bounds(core, limits), core.hbone.held.all.bytes(), peer.held.bytes());
     let most = bounds.ceiling.saturating_add(STEP).min(bounds.share / 4 * 3);
     // The other workers are taken to have as many connections of the identity as this one.
     let of_identity = Rc::strong_count(&peer.held_of_identity) * core.shared.workers.len();
@@ -86,7 +86,7 @@ fn connections(core: &Core) -> usize {
 pub(super) fn holds_much(core: &Core, limits: &HboneLimits, peer: &Peer) -> bool {
     let bounds = bounds(core, limits);
     core.shared.holders.is_tight()
-        || core.held.all.bytes() > bounds.share / 4
+        || core.hbone.held.all.bytes() > bounds.share / 4
         || peer.held_of_identity.bytes() > bounds.of_identity / 2
 }
 
@@ -99,13 +99,14 @@ fn is_pressed(held: usize, share: usize) -> bool {
 /// Ends stalled streams while too many bytes are held, and wakes the connections that paused reading. Called once per tick.
 pub(crate) fn relieve(core: &Core, limits: &HboneLimits) {
     let bounds = bounds(core, limits);
-    let over_limit = core.over_limit.take() | core.held.has_identity_above(bounds.of_identity / 2);
-    if over_limit || core.held.all.bytes() > bounds.share / 2 {
+    let over_limit =
+        core.hbone.over_limit.take() | core.hbone.held.has_identity_above(bounds.of_identity / 2);
+    if over_limit || core.hbone.held.all.bytes() > bounds.share / 2 {
         end_stalled(core, limits, &bounds);
     }
     // The paused tasks are woken even if no stream was ended, because bytes may have been released in other ways; a connection
     // that must wait longer pauses again.
-    core.wake_paused();
+    core.hbone.wake_paused();
 }
 
 fn end_stalled(core: &Core, limits: &HboneLimits, bounds: &Bounds) {
@@ -113,7 +114,7 @@ fn end_stalled(core: &Core, limits: &HboneLimits, bounds: &Bounds) {
     for entry in holders(core) {
         let Some(peer) = entry.caller() else { continue };
         if peer.held.bytes() > limits.held_per_connection {
-            core.over_limit.set(true);
+            core.hbone.over_limit.set(true);
         }
         let Some((patience, detail)) = excess(core, &peer, limits, bounds, equal) else { continue };
         let ticks = u32::try_from(patience.as_secs().max(1)).unwrap_or(u32::MAX);
@@ -139,7 +140,7 @@ fn excess(
     let of_share = |held: usize, share: usize| {
         (held > share / 2).then_some(if is_pressed(held, share) { Duration::ZERO } else { limits.stalled })
     };
-    let all = of_share(core.held.all.bytes(), bounds.share).filter(|_| peer.held.bytes() > equal);
+    let all = of_share(core.hbone.held.all.bytes(), bounds.share).filter(|_| peer.held.bytes() > equal);
     let identity = of_share(peer.held_of_identity.bytes(), bounds.of_identity);
     let connection = (peer.held.bytes() > limits.held_per_connection).then_some(limits.stalled);
     let details = [
@@ -158,7 +159,7 @@ fn excess(
 
 /// Returns the streams and connections of the worker that hold bytes, first the one that holds most.
 fn holders(core: &Core) -> Vec<Rc<Entry>> {
-    let table = core.table.borrow();
+    let table = core.connections.table.borrow();
     let mut holders: Vec<Rc<Entry>> =
         table.iter().map(|(_, entry)| entry).filter(|entry| entry.held.get() > 0).cloned().collect();
     holders.sort_by_key(|entry| std::cmp::Reverse(entry.held.get()));
@@ -168,7 +169,7 @@ fn holders(core: &Core) -> Vec<Rc<Entry>> {
 /// Returns the stream that holds most, of the worker's callers whose identity holds most. Connections are left out, because the end of
 /// one ends streams that hold nothing.
 pub(crate) fn largest(core: &Core) -> Option<LargestHolder> {
-    let (table, worker) = (core.table.borrow(), core.index);
+    let (table, worker) = (core.connections.table.borrow(), core.numbers.index());
     let holders = table.iter().map(|(_, entry)| entry);
     let holders = holders.filter(|entry| entry.held.get() > 0 && !entry.carries_streams() && !entry.is_cut());
     let of_identity = |entry: &Entry| entry.caller().map_or(0, |peer| peer.held_of_identity.bytes());
@@ -184,7 +185,14 @@ pub(crate) fn largest(core: &Core) -> Option<LargestHolder> {
 
 /// Ends the stream with this id, because memory is short.
 pub(crate) fn give_way(core: &Core, id: u64) {
-    let entry = core.table.borrow().iter().map(|(_, entry)| entry).find(|entry| entry.id() == id).cloned();
+    let entry = core
+        .connections
+        .table
+        .borrow()
+        .iter()
+        .map(|(_, entry)| entry)
+        .find(|entry| entry.id() == id)
+        .cloned();
     if let Some((entry, peer)) = entry.and_then(|entry| Some((entry.clone(), entry.caller()?))) {
         count(core, &peer, &entry, 0);
         entry.explain("memory is short (limits.memory), and this stream held most");

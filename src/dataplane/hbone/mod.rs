@@ -18,6 +18,7 @@ pub(super) mod delivery;
 pub(super) mod driver;
 pub(super) mod handshake;
 pub(super) mod held;
+pub(super) mod load;
 pub(super) mod meter;
 pub(super) mod metered;
 pub(super) mod queue;
@@ -51,10 +52,11 @@ pub(super) fn take_over(
 ) {
     let core = registration.core.clone();
     let fewest = with_fewest(&core);
-    let room =
-        (fewest != core.index).then(|| core.shared.workers[fewest].mailbox.try_reserve().ok()).flatten();
+    let room = (fewest != core.numbers.index())
+        .then(|| core.shared.workers[fewest].mailbox.try_reserve().ok())
+        .flatten();
     // The connection stays here if the mailbox of the other worker is full.
-    let at = if room.is_some() { fewest } else { core.index };
+    let at = if room.is_some() { fewest } else { core.numbers.index() };
     let place = HbonePlace::take(&core.shared, at);
     let opening = Opening { listener: listener.clone(), hello, place };
     let Some(room) = room else {
@@ -75,9 +77,9 @@ pub(super) fn take_over(
 /// Returns the index of the worker with the fewest HBONE connections; if no worker has fewer than this one, returns this one.
 fn with_fewest(core: &Core) -> usize {
     let count = |(index, worker): &(usize, &WorkerHandle)| {
-        (worker.hbone_connections.load(Ordering::Relaxed), *index != core.index)
+        (worker.hbone_connections.load(Ordering::Relaxed), *index != core.numbers.index())
     };
-    core.shared.workers.iter().enumerate().min_by_key(count).map_or(core.index, |(index, _)| index)
+    core.shared.workers.iter().enumerate().min_by_key(count).map_or(core.numbers.index(), |(index, _)| index)
 }
 
 /// Serves a connection that another worker has sent.
@@ -95,7 +97,7 @@ async fn serve(registration: Registration, client: TcpStream, opening: Opening) 
     let (core, entry) = (&registration.core, &registration.entry);
     let Opening { listener, hello, place: _place } = opening;
     entry.record.borrow_mut().protocol = ConnectionProtocol::Hbone;
-    let limits = core.snapshot().policy.hbone;
+    let limits = core.mesh.snapshot().policy.hbone;
     let transport = Transport::new(core.clone(), client, hello);
     match Box::pin(handshake(core, entry, &listener, &limits, transport)).await {
         Ok(agreed) => {

@@ -434,7 +434,7 @@ impl StreamRelay<'_> {
             down.held = Bytes::from(buffer).split_off(HEADROOM);
             down.unpin();
         } else {
-            let mut scratch = self.core.scratch.borrow_mut();
+            let mut scratch = self.core.buffers.scratch.borrow_mut();
             let bytes = &mut scratch.bytes;
             let count = if ready { receive(socket, bytes)? } else { receive_unasked(socket, bytes)? };
             down.pinned = count;
@@ -541,8 +541,8 @@ impl StreamRelay<'_> {
     fn is_acknowledged(&self) -> bool {
         let state = |diag: &Diag| diag.state(&self.connected.socket).unwrap_or_default();
         self.core
-            .diag
-            .as_ref()
+            .stalled
+            .diag()
             .map(state)
             .is_some_and(|state| state.unacknowledged <= u32::from(self.up.ended))
     }
@@ -557,7 +557,7 @@ impl StreamRelay<'_> {
                 return Poll::Pending;
             }
             ready!(self.connected.socket.poll_read_ready(context))?;
-            let mut scratch = self.core.scratch.borrow_mut();
+            let mut scratch = self.core.buffers.scratch.borrow_mut();
             match receive(&self.connected.socket, &mut scratch.bytes) {
                 Ok(0) => self.down.read_out = true,
                 Ok(count) => left = left.saturating_sub(count),

@@ -128,7 +128,7 @@ pub(super) fn refused_by_library(core: &Core, connection: &HboneConnection, refu
 /// Counts a refused stream among those of the connection and of the caller.
 fn count_refused(core: &Core, connection: &HboneConnection) {
     let identity = connection.peer.proof.identity.shared();
-    connection.stats.refused(core.refusals.count(identity, core.clock.now()));
+    connection.stats.refused(core.hbone.refusals.count(identity, core.clock.now()));
 }
 
 /// Refuses a stream: sends the answer, and ends the stream. Does nothing if the caller has gone.
@@ -178,7 +178,7 @@ impl Stream<'_> {
         if !peer.is_trusted() {
             return Err(Reason::IdentityUntrusted);
         }
-        let snapshot = self.core.snapshot();
+        let snapshot = self.core.mesh.snapshot();
         let asked = Asked {
             listener: newest(&snapshot, listener),
             requested: Requested::Authority(&head.authority),

@@ -111,7 +111,7 @@ impl AsyncRead for Transport {
         let core = this.core.clone();
         while this.ahead.is_empty() {
             ready!(this.socket.poll_read_ready(context))?;
-            let mut scratch = core.scratch.borrow_mut();
+            let mut scratch = core.buffers.scratch.borrow_mut();
             match receive(&this.socket, &mut scratch.bytes) {
                 Ok(count) => {
                     if let FirstAnswer::Asked(asked) = this.first_answer {
