@@ -155,10 +155,26 @@ pub(crate) struct Direction {
     unreported: bool,
     /// True once urgent data has arrived.
     pub(crate) urgent: bool,
-    /// True once the source has ended.
-    pub(crate) read_out: bool,
-    /// True once the end was passed on to the sink.
-    pub(crate) ended: bool,
+    pub(crate) flow: Flow,
+}
+
+/// The flow of bytes in one direction.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(crate) enum Flow {
+    /// The source may send more.
+    #[default]
+    Open,
+    /// The source has ended, and its last bytes are written to the sink.
+    ReadOut,
+    /// The end was passed on to the sink.
+    Ended,
+}
+
+impl Flow {
+    /// Returns true if the source has ended.
+    pub(crate) fn is_read_out(self) -> bool {
+        self != Self::Open
+    }
 }
 
 impl Direction {
@@ -348,14 +364,14 @@ impl Relay<'_> {
 
     /// Moves bytes in one direction; ready once the direction has ended.
     fn pump(&mut self, way: Way, context: &mut Context<'_>) -> Poll<Result<(), Reason>> {
-        if self.direction(way).ended {
+        if self.direction(way).flow == Flow::Ended {
             return Poll::Ready(Ok(()));
         }
         let mut left = TURN;
         loop {
             ready!(self.flush(way, context))?;
-            if self.direction(way).read_out {
-                if way == Way::Down && !self.taken && !self.is_raw && !self.up.read_out {
+            if self.direction(way).flow.is_read_out() {
+                if way == Way::Down && !self.taken && !self.is_raw && !self.up.flow.is_read_out() {
                     self.entry.explain("the endpoint ended the connection before it sent a byte");
                     return Poll::Ready(Err(Reason::EndpointClosed));
                 }
@@ -514,7 +530,7 @@ impl Relay<'_> {
         };
         match read {
             Ok(0) => {
-                self.direction(way).read_out = true;
+                self.direction(way).flow = Flow::ReadOut;
                 self.release(way);
                 Poll::Ready(Ok(0))
             }
@@ -669,10 +685,10 @@ impl Relay<'_> {
 
     /// Passes the end of the source on to the sink, once all bytes are written.
     fn end(&mut self, way: Way) {
-        self.direction(way).ended = true;
+        self.direction(way).flow = Flow::Ended;
         self.entry.side_ended(if way == Way::Up { Side::Client } else { Side::Endpoint });
         self.core.clock.touch(self.entry);
-        if self.up.ended && self.down.ended {
+        if [self.up.flow, self.down.flow] == [Flow::Ended; 2] {
             // Both sockets are closed next, which passes the end on too.
             return;
         }

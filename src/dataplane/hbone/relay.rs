@@ -28,7 +28,7 @@ use crate::connect::Connected;
 use crate::core::Core;
 use crate::entry::Entry;
 use crate::examine::{self, Sides, examine};
-use crate::relay::fault;
+use crate::relay::{Flow, fault};
 use isthmus_model::endpoint::Encapsulation as Carried;
 use isthmus_model::reason::Reason;
 use isthmus_model::side::Side;
@@ -144,8 +144,7 @@ struct StreamRelay<'a> {
 #[derive(Default)]
 struct Up {
     queue: Queue,
-    read_out: bool,
-    ended: bool,
+    flow: Flow,
 }
 
 /// The direction from the endpoint to the stream.
@@ -163,8 +162,7 @@ struct Down {
     unreported: bool,
     /// The registration among the streams that wait for the client to read.
     place: Place,
-    read_out: bool,
-    ended: bool,
+    flow: Flow,
 }
 
 impl Down {
@@ -293,19 +291,19 @@ impl StreamRelay<'_> {
     }
 
     fn pump_up(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        let over = self.up.ended && self.down.ended;
+        let over = [self.up.flow, self.down.flow] == [Flow::Ended; 2];
         // Once the client's end of the stream was read, only this call reports a reset.
-        if self.up.read_out && !over && self.send.poll_reset(context).is_ready() {
+        if self.up.flow.is_read_out() && !over && self.send.poll_reset(context).is_ready() {
             return Poll::Ready(Err(self.hung_up(context)));
         }
-        if self.up.ended {
+        if self.up.flow == Flow::Ended {
             return Poll::Ready(Ok(()));
         }
         let mut left = TURN;
         loop {
             let read = self.gather(context)?;
             left = left.saturating_sub(self.write(context)?);
-            if self.up.queue.is_empty() && self.up.read_out {
+            if self.up.queue.is_empty() && self.up.flow.is_read_out() {
                 self.end_up();
                 return Poll::Ready(Ok(()));
             }
@@ -322,7 +320,7 @@ impl StreamRelay<'_> {
     /// Reads the bytes of the stream. Returns true if there were any.
     fn gather(&mut self, context: &mut Context<'_>) -> Result<bool, Fault> {
         let (mut any, mut gathered) = (false, 0);
-        while !self.up.read_out && gathered < GATHER {
+        while !self.up.flow.is_read_out() && gathered < GATHER {
             match self.receive.poll_data(context) {
                 Poll::Ready(Some(Ok(bytes))) => {
                     any = true;
@@ -330,7 +328,7 @@ impl StreamRelay<'_> {
                     self.up.queue.push(bytes);
                 }
                 Poll::Ready(Some(Err(_))) => return Err(self.hung_up(context)),
-                Poll::Ready(None) => self.up.read_out = true,
+                Poll::Ready(None) => self.up.flow = Flow::ReadOut,
                 Poll::Pending => break,
             }
         }
@@ -365,25 +363,25 @@ impl StreamRelay<'_> {
 
     /// Passes the end of the stream on to the endpoint once all of the stream's bytes are written.
     fn end_up(&mut self) {
-        self.up.ended = true;
+        self.up.flow = Flow::Ended;
         self.entry.side_ended(Side::Client);
         self.core.clock.touch(self.entry);
-        if !self.down.ended {
+        if self.down.flow != Flow::Ended {
             // If the endpoint has already gone, the other direction detects it.
             let _ = rustix::net::shutdown(&self.connected.socket, Shutdown::Write);
         }
     }
 
     fn pump_down(&mut self, context: &mut Context<'_>) -> Poll<Result<(), Fault>> {
-        if self.down.ended {
+        if self.down.flow == Flow::Ended {
             return Poll::Ready(Ok(()));
         }
         let mut left = TURN;
         loop {
             ready!(self.pass_down(context))?;
-            if self.down.read_out {
+            if self.down.flow.is_read_out() {
                 self.send.send_data(Bytes::new(), true).map_err(|_| self.hung_up(context))?;
-                self.down.ended = true;
+                self.down.flow = Flow::Ended;
                 self.entry.side_ended(Side::Endpoint);
                 self.core.clock.touch(self.entry);
                 return Poll::Ready(Ok(()));
@@ -406,7 +404,7 @@ impl StreamRelay<'_> {
                 return Poll::Pending;
             }
             match self.read(ready) {
-                Ok(()) if self.down.held.is_empty() => self.down.read_out = true,
+                Ok(()) if self.down.held.is_empty() => self.down.flow = Flow::ReadOut,
                 Ok(()) => {
                     // The socket may hold more bytes.
                     self.down.unreported = !ready;
@@ -483,7 +481,7 @@ impl StreamRelay<'_> {
         while !self.is_delivered() {
             // An error means that all bytes were read, because the reset came after them.
             let read = self.gather(context).unwrap_or_else(|_| {
-                self.up.read_out = true;
+                self.up.flow = Flow::ReadOut;
                 true
             });
             let Ok(written) = self.write(context) else {
@@ -501,7 +499,7 @@ impl StreamRelay<'_> {
         let dropped = self.drop_down(context);
         let waits = match (self.is_delivered(), self.connected.encapsulation) {
             (true, Carried::Hbone) => {
-                if !self.up.ended {
+                if self.up.flow != Flow::Ended {
                     self.end_up();
                 }
                 match dropped {
@@ -525,7 +523,7 @@ impl StreamRelay<'_> {
         if !too_much && !self.delivery.as_mut().is_some_and(|delivery| delivery.is_over(waits, context)) {
             return Poll::Pending;
         }
-        if self.up.ended && self.is_acknowledged() {
+        if self.up.flow == Flow::Ended && self.is_acknowledged() {
             Poll::Ready(Reason::Ok)
         } else {
             Poll::Ready(self.cancelled())
@@ -533,7 +531,7 @@ impl StreamRelay<'_> {
     }
 
     fn is_delivered(&self) -> bool {
-        self.up.read_out && self.up.queue.is_empty()
+        self.up.flow.is_read_out() && self.up.queue.is_empty()
     }
 
     /// Returns true if the endpoint's kernel has acknowledged all bytes; a FIN may be unacknowledged. Returns false if the
@@ -544,14 +542,14 @@ impl StreamRelay<'_> {
             .stalled
             .diag()
             .map(state)
-            .is_some_and(|state| state.unacknowledged <= u32::from(self.up.ended))
+            .is_some_and(|state| state.unacknowledged <= u32::from(self.up.flow == Flow::Ended))
     }
 
     /// Reads and discards the endpoint's bytes; ready when the endpoint ends its direction. The bytes must be read because an
     /// endpoint that cannot write may stop reading.
     fn drop_down(&mut self, context: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut left = TURN;
-        while !self.down.read_out {
+        while !self.down.flow.is_read_out() {
             if left == 0 {
                 context.waker().wake_by_ref();
                 return Poll::Pending;
@@ -559,7 +557,7 @@ impl StreamRelay<'_> {
             ready!(self.connected.socket.poll_read_ready(context))?;
             let mut scratch = self.core.buffers.scratch.borrow_mut();
             match receive(&self.connected.socket, &mut scratch.bytes) {
-                Ok(0) => self.down.read_out = true,
+                Ok(0) => self.down.flow = Flow::ReadOut,
                 Ok(count) => left = left.saturating_sub(count),
                 Err(error) if is_again(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),

@@ -42,7 +42,7 @@ impl Relay<'_> {
 
     /// Records the failure of an endpoint that ends the connection in the middle of its first record, while the client is there.
     pub(super) fn endpoint_left(&mut self) {
-        if self.lacks == 0 || self.up.read_out || self.failure.is_some() {
+        if self.lacks == 0 || self.up.flow.is_read_out() || self.failure.is_some() {
             return;
         }
         self.lacks = 0;

@@ -9,7 +9,7 @@ use tokio::net::TcpStream;
 use tokio::time::Instant;
 
 use super::waits::Waits;
-use super::{Direction, End, Held, Relay, Way};
+use super::{Direction, End, Flow, Held, Relay, Way};
 use crate::bandwidth;
 use crate::connect::Connected;
 use crate::core::Core;
@@ -51,25 +51,22 @@ impl Direction {
     /// Returns the state of a direction at a safe point, for another process. The held bytes are [`rest`](Self::rest); the pipe is
     /// empty and stays here. The pattern names every field, so that a new one is carried or left here on purpose.
     pub(crate) fn carried(&self, owed: Option<record::Owed>) -> record::Direction {
-        let Self {
-            held: _,
-            pipe: _,
-            piped,
-            splicing: _,
-            small_splices: _,
-            unreported: _,
-            urgent,
-            read_out,
-            ended,
-        } = self;
+        let Self { held: _, pipe: _, piped, splicing: _, small_splices: _, unreported: _, urgent, flow } =
+            self;
         debug_assert_eq!(*piped, 0, "a safe point has no bytes in a pipe");
-        record::Direction { read_out: *read_out, ended: *ended, urgent: *urgent, owed }
+        let (read_out, ended) = (flow.is_read_out(), *flow == Flow::Ended);
+        record::Direction { read_out, ended, urgent: *urgent, owed }
     }
 
     /// Creates the direction that another process has [carried](Self::carried) here, with the bytes that wait for the sink.
     pub(crate) fn resumed(carried: &record::Direction, held: Box<[u8]>) -> Self {
         let record::Direction { read_out, ended, urgent, owed: _ } = carried;
-        Self { held: Held::of(held), urgent: *urgent, read_out: *read_out, ended: *ended, ..Self::default() }
+        let flow = match (*ended, *read_out) {
+            (true, _) => Flow::Ended,
+            (false, true) => Flow::ReadOut,
+            (false, false) => Flow::Open,
+        };
+        Self { held: Held::of(held), urgent: *urgent, flow, ..Self::default() }
     }
 }
 
