@@ -44,13 +44,13 @@ pub(crate) struct Balancer {
     group: Arc<Group>,
     /// The handles of the endpoints, by index among the candidates; each is filled at its first use.
     endpoints: Box<[OnceCell<Arc<Upstream>>]>,
-    selections: RefCell<Vec<Made>>,
+    selections: RefCell<Vec<KeptSelection>>,
     /// The tick of the balancer's last use.
     used: Cell<u32>,
 }
 
 /// A selection and its period of validity.
-struct Made {
+struct KeptSelection {
     clusters: Option<Arc<[ClusterId]>>,
     selection: Selection,
     /// The count of changes when the selection was made; the selection is invalid once the count differs.
@@ -149,7 +149,7 @@ impl Balancer {
         drop(selections);
         let until = Cell::new(u64::MAX);
         let selection = Selection::new(ask, &Returns { balancer: self, until: &until });
-        let made = Made { clusters: clusters.cloned(), selection, changes, until: until.get() };
+        let made = KeptSelection { clusters: clusters.cloned(), selection, changes, until: until.get() };
         let mut selections = self.selections.borrow_mut();
         let at = at.unwrap_or(if selections.len() < SELECTIONS_MAX { selections.len() } else { 0 });
         match selections.get_mut(at) {

@@ -10,7 +10,7 @@ use super::handover;
 use super::hbone;
 use super::hello::{is_hbone, note_hello, purpose_of};
 use super::peek::{Accepted, Peeked, Unserved, peek};
-use super::permits::Refused;
+use super::permits::LimitRefusal;
 use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
 use isthmus_decisions::admit::{admit_proxy, admit_source};
@@ -197,7 +197,7 @@ fn hand_over_link(registration: &Registration, client: TcpStream, purpose: Purpo
         Ok(()) => core.finish_handed_over(entry),
         Err(_) => {
             let text = "too many connections of peers wait to be served";
-            let refused = Refused::new(Reason::LimitGlobal, Some(FullLimit::Links), text);
+            let refused = LimitRefusal::new(Reason::LimitGlobal, Some(FullLimit::Links), text);
             core.finish(entry, core.refused(entry, refused));
         }
     }

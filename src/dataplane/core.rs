@@ -14,7 +14,7 @@ use super::entry::Entry;
 use super::hbone::load::HboneLoad;
 use super::mesh_view::MeshView;
 use super::numbers::Numbers;
-use super::permits::{Permits, Refused};
+use super::permits::{LimitRefusal, Permits};
 use super::shared::Shared;
 use super::stalled::Stalled;
 use isthmus_model::reason::Reason;
@@ -109,8 +109,8 @@ impl Core {
     }
 
     /// Records that a limit refuses a connection; returns the reason.
-    pub(crate) fn refused(&self, entry: &Entry, refused: Refused) -> Reason {
-        let Refused { reason, limit, detail } = refused;
+    pub(crate) fn refused(&self, entry: &Entry, refused: LimitRefusal) -> Reason {
+        let LimitRefusal { reason, limit, detail } = refused;
         if let Some(limit) = limit {
             self.shared.limits.refusals.record(limit);
         }
@@ -119,7 +119,7 @@ impl Core {
     }
 
     /// Ends a connection, because a limit is reached and another connection gets the place.
-    pub(crate) fn give_way(&self, entry: &Entry, refused: Refused) {
+    pub(crate) fn give_way(&self, entry: &Entry, refused: LimitRefusal) {
         let reason = self.refused(entry, refused);
         entry.cut(reason);
     }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use super::holders::Part;
+use super::holders::HolderPart;
 use super::permits::Permit;
 use super::retirement::Retirement;
 use super::shares::Shares;
@@ -150,12 +150,12 @@ pub(crate) struct Peer {
     /// The bytes that the connection and its streams hold because a peer does not read them.
     pub(crate) held: HeldBytes,
     /// The bytes that all connections of the client's identity hold.
-    pub(crate) held_of_identity: Rc<Part>,
+    pub(crate) held_of_identity: Rc<HolderPart>,
 }
 
 impl Peer {
     /// Creates a trusted peer. The reader `trust` must have seen the bundle that the proof was verified against.
-    pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>, held_of_identity: Rc<Part>) -> Self {
+    pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>, held_of_identity: Rc<HolderPart>) -> Self {
         let (distrust, trust, held) = (RefCell::default(), RefCell::new(trust), HeldBytes::default());
         Self { proof, distrust, trust, held, held_of_identity }
     }

@@ -6,7 +6,7 @@ use std::time::Duration;
 use super::connections::NO_SOURCE;
 use super::core::Core;
 use super::entry::Entry;
-use super::permits::{Permit, Refused};
+use super::permits::{LimitRefusal, Permit};
 use super::shared::Message;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::Holder;
@@ -18,7 +18,7 @@ const ANNOUNCED_WITHIN: Duration = Duration::from_millis(20);
 const COMPARED_MAX: usize = 16;
 
 /// Takes an admission slot for a connection or stream.
-pub(crate) fn admit(core: &Core, entry: &Entry, holder: Holder) -> Result<Permit, Refused> {
+pub(crate) fn admit(core: &Core, entry: &Entry, holder: Holder) -> Result<Permit, LimitRefusal> {
     let (permit, loser) = core.permits.admit(holder, entry.source().ip())?;
     if let Some(loser) = loser {
         take_back(core, loser, 0);
@@ -49,7 +49,7 @@ pub(crate) fn announced(core: &Core, entry: &Entry) -> Result<(), Reason> {
 /// its PROXY header, and returns the permit of that connection. So connections that announce nothing do not keep out clients
 /// behind a proxy. If this worker has no such connection, returns an error and asks the other workers to end one, so that a later
 /// connection finds a free slot.
-pub(crate) fn take_slot_of_unannounced(core: &Core) -> Result<Permit, Refused> {
+pub(crate) fn take_slot_of_unannounced(core: &Core) -> Result<Permit, LimitRefusal> {
     let oldest = oldest_unannounced(core).and_then(|oldest| {
         let permit = oldest.permit.take();
         cut_for_another(core, &oldest, FullLimit::Unannounced);
@@ -59,7 +59,7 @@ pub(crate) fn take_slot_of_unannounced(core: &Core) -> Result<Permit, Refused> {
         take_back(core, Holder::Unannounced, 0);
         let text = "the connections whose PROXY header has not arrived have a fifth of limits.connections, which is all that \
                     they may have";
-        Refused::new(Reason::LimitGlobal, Some(FullLimit::Unannounced), text)
+        LimitRefusal::new(Reason::LimitGlobal, Some(FullLimit::Unannounced), text)
     })
 }
 
@@ -84,7 +84,7 @@ pub(crate) fn take_back(core: &Core, holder: Holder, asked: usize) {
 /// Ends a connection whose slot another one gets, because this limit is reached.
 fn cut_for_another(core: &Core, entry: &Entry, full: FullLimit) {
     let text = "the gateway has reached its limit of connections (limits.connections), and gave the place to another connection";
-    core.give_way(entry, Refused::new(Reason::LimitGlobal, Some(full), text));
+    core.give_way(entry, LimitRefusal::new(Reason::LimitGlobal, Some(full), text));
 }
 
 /// Removes a connection from the list of pending connections and returns it: the one that has waited longest for its PROXY header.

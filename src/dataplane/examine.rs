@@ -51,7 +51,7 @@ impl<'a> Sides<'a> {
 
 /// The results of examining a connection.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct Examination {
     /// The reason to end the connection with, if it must end.
     pub(super) end: Option<Reason>,
     /// True if the kernel holds received bytes that are not read yet. The first value is for the client's socket, the second
@@ -175,7 +175,7 @@ fn bound(entry: &Entry, sides: &Sides<'_>, silent: [u32; 2], limited: [bool; 2])
 }
 
 /// Examines both peers of a connection, as the worker's tick has ordered.
-pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Found {
+pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Examination {
     let now = core.clock.now();
     let timeouts = core.mesh.snapshot().policy.timeouts;
     let state = |socket: &TcpStream| core.stalled.diag().and_then(|diag| diag.state(socket));
@@ -230,7 +230,7 @@ pub(super) fn examine(core: &Core, entry: &Rc<Entry>, sides: &Sides<'_>) -> Foun
         entry.standstill.examine_at(now + LATE);
         core.clock.reschedule(entry, now + LATE);
     }
-    Found { end, unread, is_quiet, silence: client.received.min(endpoint.received), is_late }
+    Examination { end, unread, is_quiet, silence: client.received.min(endpoint.received), is_late }
 }
 
 /// Returns the reason to end a connection that [`relieve`] has chosen; `None` if its peer has read something since, or if enough memory

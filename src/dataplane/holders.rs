@@ -93,26 +93,26 @@ impl Holders {
 }
 
 /// The counters of one worker.
-pub(crate) struct OfWorker {
+pub(crate) struct WorkerHolders {
     shared: Arc<Holders>,
     /// The bytes that all workers hold.
-    pub(crate) all: Part,
-    identities: RefCell<HashMap<Arc<str>, WeakRc<Part>>>,
+    pub(crate) all: HolderPart,
+    identities: RefCell<HashMap<Arc<str>, WeakRc<HolderPart>>>,
 }
 
-impl OfWorker {
+impl WorkerHolders {
     /// Creates counters of a worker that holds nothing.
     pub(crate) fn new(shared: Arc<Holders>) -> Self {
-        let all = Part::new(shared.all.clone());
+        let all = HolderPart::new(shared.all.clone());
         Self { shared, all, identities: RefCell::default() }
     }
 
     /// Returns the worker's part of what an identity holds.
-    pub(crate) fn of_identity(&self, identity: &Arc<str>) -> Rc<Part> {
+    pub(crate) fn of_identity(&self, identity: &Arc<str>) -> Rc<HolderPart> {
         let mut identities = self.identities.borrow_mut();
         let known = identities.get(identity).and_then(WeakRc::upgrade);
         known.unwrap_or_else(|| {
-            let part = Rc::new(Part::new(self.shared.of_identity(identity)));
+            let part = Rc::new(HolderPart::new(self.shared.of_identity(identity)));
             identities.insert(identity.clone(), Rc::downgrade(&part));
             part
         })
@@ -152,14 +152,14 @@ pub(crate) struct Bounds {
 
 /// The part of a worker in a count that several workers have.
 #[derive(Debug)]
-pub(crate) struct Part {
+pub(crate) struct HolderPart {
     all: Arc<AtomicUsize>,
     own: Cell<usize>,
     /// The bytes of `own` that are in `all`.
     told: Cell<usize>,
 }
 
-impl Part {
+impl HolderPart {
     fn new(all: Arc<AtomicUsize>) -> Self {
         Self { all, own: Cell::new(0), told: Cell::new(0) }
     }
@@ -190,7 +190,7 @@ impl Part {
     }
 }
 
-impl Drop for Part {
+impl Drop for HolderPart {
     fn drop(&mut self) {
         self.tell(0);
     }
@@ -210,9 +210,9 @@ mod tests {
         Judgement::default().next(MemoryLimit::default(), measured)
     }
 
-    fn workers(count: usize) -> (Arc<Holders>, Vec<OfWorker>) {
+    fn workers(count: usize) -> (Arc<Holders>, Vec<WorkerHolders>) {
         let shared = Arc::new(Holders::default());
-        let workers = (0..count).map(|_| OfWorker::new(shared.clone())).collect();
+        let workers = (0..count).map(|_| WorkerHolders::new(shared.clone())).collect();
         (shared, workers)
     }
 
@@ -220,7 +220,7 @@ mod tests {
     fn workers_count_together_to_within_a_step_each() {
         let (shared, workers) = workers(8);
         let identity = Arc::<str>::from("spiffe://td/a");
-        let parts: Vec<Rc<Part>> = workers.iter().map(|worker| worker.of_identity(&identity)).collect();
+        let parts: Vec<Rc<HolderPart>> = workers.iter().map(|worker| worker.of_identity(&identity)).collect();
         for (worker, part) in workers.iter().zip(&parts) {
             for held in 0..10 * MIB / 1_000 {
                 worker.all.change(held * 1_000, (held + 1) * 1_000);

@@ -17,7 +17,7 @@ use super::connections::NO_SOURCE;
 use super::core::{Core, Registration};
 use super::entry::Entry;
 use super::eviction::announced;
-use super::permits::Refused;
+use super::permits::LimitRefusal;
 use isthmus_model::mesh_name::PROBE_NAME;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::refusals::FullLimit;
@@ -148,7 +148,7 @@ impl<'a> Waiting<'a> {
         let given_way = core.connections.pending.borrow_mut().insert(source, entry.id(), entry.clone(), cap);
         if let Some(given_way) = given_way {
             let text = "the gateway has reached its limit of incomplete hellos (limits.pendingHellos)";
-            core.give_way(&given_way, Refused::new(Reason::LimitGlobal, Some(FullLimit::Hellos), text));
+            core.give_way(&given_way, LimitRefusal::new(Reason::LimitGlobal, Some(FullLimit::Hellos), text));
         }
         Ok(waiting)
     }

@@ -1,4 +1,4 @@
-//! The limits of connections and CONNECT streams: a worker takes a [`Permit`] for each, or gets a [`Refused`] with its explanation
+//! The limits of connections and CONNECT streams: a worker takes a [`Permit`] for each, or gets a [`LimitRefusal`] with its explanation
 //! for the operator. If a permit needs the slot of another connection, [`super::eviction`] ends that connection.
 
 use std::cell::RefCell;
@@ -52,7 +52,7 @@ pub(crate) struct Permit {
 
 /// A refusal by a limit.
 #[derive(Debug)]
-pub(crate) struct Refused {
+pub(crate) struct LimitRefusal {
     /// The reason of the refused connection.
     pub(crate) reason: Reason,
     /// The limit, if operators should know that it is reached; `None` for a limit of one source or peer, which exists to refuse.
@@ -61,7 +61,7 @@ pub(crate) struct Refused {
     pub(crate) detail: Option<Box<str>>,
 }
 
-impl Refused {
+impl LimitRefusal {
     /// Creates a refusal with an explanation.
     pub(crate) fn new(reason: Reason, limit: Option<FullLimit>, detail: impl Into<Box<str>>) -> Self {
         Self { reason, limit, detail: Some(detail.into()) }
@@ -80,7 +80,7 @@ impl Permits {
         self: &Rc<Self>,
         holder: Holder,
         source: IpAddr,
-    ) -> Result<(Permit, Option<Holder>), Refused> {
+    ) -> Result<(Permit, Option<Holder>), LimitRefusal> {
         let loser = self.loser(self.limits.admission.admit(&holder), source)?;
         Ok((self.adopt(Some(holder)), loser))
     }
@@ -97,7 +97,7 @@ impl Permits {
     }
 
     /// Returns the holder that loses its slot by a verdict, if any, or the refusal.
-    fn loser(&self, verdict: Verdict, source: IpAddr) -> Result<Option<Holder>, Refused> {
+    fn loser(&self, verdict: Verdict, source: IpAddr) -> Result<Option<Holder>, LimitRefusal> {
         match verdict {
             Verdict::Admit => Ok(None),
             Verdict::AdmitAndTakeBack(loser) => Ok(Some(loser)),
@@ -106,7 +106,7 @@ impl Permits {
     }
 
     /// Returns the refusal of a connection from this source by a limit.
-    pub(crate) fn refused(&self, limit: Limit, source: IpAddr) -> Refused {
+    pub(crate) fn refused(&self, limit: Limit, source: IpAddr) -> LimitRefusal {
         let all = self.limits.admission.limit();
         let limits = self.limits.admission.source_limits();
         let source = limits.prefix.text(source);
@@ -129,7 +129,7 @@ impl Permits {
             }),
         };
         let full = (limit == Limit::All).then_some(FullLimit::Connections);
-        Refused { reason: limit.reason(), limit: full, detail: detail.map(Into::into) }
+        LimitRefusal { reason: limit.reason(), limit: full, detail: detail.map(Into::into) }
     }
 
     /// Forgets sources without connections whose allowance of new connections is full, and services without connections.
@@ -152,7 +152,7 @@ impl Permit {
 
     /// Exchanges the admission slot of [`Holder::Unannounced`] for a slot of the source that the connection has announced. Returns
     /// the holder whose connection must be ended, as [`Permits::admit`]. A refused connection keeps its old slot.
-    pub(crate) fn announce(&mut self, source: IpAddr) -> Result<Option<Holder>, Refused> {
+    pub(crate) fn announce(&mut self, source: IpAddr) -> Result<Option<Holder>, LimitRefusal> {
         let admission = &self.permits.limits.admission;
         let holder = admission.source(source);
         let loser = self.permits.loser(admission.exchange(&holder), source)?;
@@ -166,7 +166,7 @@ impl Permit {
         &mut self,
         record: &ConnectionRecord,
         of_peer: Option<PeerLimits>,
-    ) -> Result<(), Refused> {
+    ) -> Result<(), LimitRefusal> {
         let Limits { services, peers, .. } = &*self.permits.limits;
         if let Some((name, limits)) = record.peer.as_ref().zip(of_peer) {
             let PeerLimits { connections, new_per_second, .. } = limits;
@@ -181,7 +181,7 @@ impl Permit {
                          (peers[].limits.newPerSecond)"
                     ),
                 };
-                Refused::new(Reason::LimitSource, None, text)
+                LimitRefusal::new(Reason::LimitSource, None, text)
             })?;
             self.peer = Some(seat);
         }
@@ -192,7 +192,7 @@ impl Permit {
                 let text = format!(
                     "{key} already has {most} connections, its limit (limits.perService.connections)"
                 );
-                Refused::new(Reason::LimitService, Some(FullLimit::Service(key)), text)
+                LimitRefusal::new(Reason::LimitService, Some(FullLimit::Service(key)), text)
             })?;
             self.service = Some(place);
         }

@@ -43,7 +43,7 @@ use super::connect::Connected;
 use super::core::Core;
 use super::endpoint_state::SILENT_AFTER;
 use super::entry::{Entry, Transit};
-use super::examine::{self, Found, Sides, examine};
+use super::examine::{self, Examination, Sides, examine};
 use super::retire;
 use super::retirement::has_lasted;
 use isthmus_model::reason::Reason;
@@ -321,7 +321,7 @@ impl Relay<'_> {
     }
 
     /// Examines both peers.
-    fn examine(&mut self) -> Found {
+    fn examine(&mut self) -> Examination {
         let found = examine(self.core, self.entry, &self.sides());
         // A read that returned few bytes may have stopped at urgent data; then the socket holds more bytes.
         [self.up.unreported, self.down.unreported] = found.unread;

@@ -8,7 +8,7 @@ use std::time::{Duration, SystemTime};
 
 use super::core::Core;
 use super::entry::{Entry, Peer};
-use super::retirement::{Begun, LAST_TRIES, Stage, Step, detail};
+use super::retirement::{Begun, LAST_TRIES, RetirementStep, Stage, detail};
 use isthmus_model::reason::Reason;
 use isthmus_model::time::unix_seconds;
 use isthmus_snapshot::Snapshot;
@@ -54,15 +54,15 @@ pub(super) fn look(core: &Core, entry: &Entry, now: u32, asks: bool) -> Option<u
     // From the tick before it is due, a connection is looked at in each tick in which its client has sent something.
     let asks_again = entry.standstill.asked.replace(asks && now + 1 >= due) && asks;
     match retirement.step(now, entry.moved.get(), asks_again, core.departures.last_tries.get()) {
-        Step::Stay => None,
-        Step::Wait(next) => Some(next),
-        Step::Ask(next) => {
+        RetirementStep::Stay => None,
+        RetirementStep::Wait(next) => Some(next),
+        RetirementStep::Ask(next) => {
             // The examination finds out whether anything is under way.
             entry.standstill.order();
             entry.wake();
             Some(next)
         }
-        Step::End => {
+        RetirementStep::End => {
             entry.cut(Reason::Drained);
             None
         }

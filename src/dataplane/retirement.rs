@@ -48,7 +48,7 @@ pub(crate) struct Retirement {
 
 /// The way in which a tick treats a connection that may be due.
 #[derive(Debug, PartialEq, Eq)]
-pub(super) enum Step {
+pub(super) enum RetirementStep {
     /// Nothing before this tick.
     Wait(u32),
     /// Nothing at all.
@@ -77,22 +77,28 @@ impl Retirement {
     /// Decides at the tick `now`. `moved` is the tick in which the last byte moved, `asks_again` is true if the client has sent
     /// something in each of the last two ticks, and `last_tries` is the tick from which the gateway, if it stops, closes connections in
     /// shorter pauses.
-    pub(super) fn step(&self, now: u32, moved: u32, asks_again: bool, last_tries: Option<u32>) -> Step {
-        let Some(due) = self.due() else { return Step::Stay };
+    pub(super) fn step(
+        &self,
+        now: u32,
+        moved: u32,
+        asks_again: bool,
+        last_tries: Option<u32>,
+    ) -> RetirementStep {
+        let Some(due) = self.due() else { return RetirementStep::Stay };
         if now < due {
-            return Step::Wait(due);
+            return RetirementStep::Wait(due);
         }
         if now >= due.saturating_add(GRACE) {
-            return Step::End;
+            return RetirementStep::End;
         }
         // The last tries come before the hard end, whichever it is.
         let patient = due.saturating_add(PATIENCE);
         let last_tries = last_tries.map_or(patient, |tick| tick.min(patient));
         // The tick in which a byte moved may not be over for a whole second.
         if moved.saturating_add(1) < now || (now >= last_tries && asks_again) {
-            return Step::Ask(now + 1);
+            return RetirementStep::Ask(now + 1);
         }
-        Step::Wait(now + 1)
+        RetirementStep::Wait(now + 1)
     }
 
     /// Returns true if this order is the hard end of a connection that has been due. It then still closes in a pause.
@@ -239,28 +245,32 @@ mod tests {
     #[test]
     fn a_connection_that_is_due_waits_for_a_pause_and_is_reset_at_last() {
         let retirement = Retirement::default();
-        assert_eq!(retirement.step(100, 0, false, None), Step::Stay);
+        assert_eq!(retirement.step(100, 0, false, None), RetirementStep::Stay);
         retirement.aged.set(50);
         retirement.drained.set(40);
-        assert_eq!(retirement.step(39, 39, false, None), Step::Wait(40));
-        assert_eq!(retirement.step(40, 40, false, None), Step::Wait(41), "a byte moved in this tick");
-        assert_eq!(retirement.step(41, 40, false, None), Step::Wait(42), "less than a second ago");
-        assert_eq!(retirement.step(42, 40, false, None), Step::Ask(43));
+        assert_eq!(retirement.step(39, 39, false, None), RetirementStep::Wait(40));
+        assert_eq!(
+            retirement.step(40, 40, false, None),
+            RetirementStep::Wait(41),
+            "a byte moved in this tick"
+        );
+        assert_eq!(retirement.step(41, 40, false, None), RetirementStep::Wait(42), "less than a second ago");
+        assert_eq!(retirement.step(42, 40, false, None), RetirementStep::Ask(43));
         assert!(!retirement.is_due(39) && retirement.is_due(40));
-        assert_eq!(retirement.step(69, 69, false, None), Step::Wait(70));
+        assert_eq!(retirement.step(69, 69, false, None), RetirementStep::Wait(70));
         assert_eq!(
             retirement.step(70, 70, false, None),
-            Step::Wait(71),
+            RetirementStep::Wait(71),
             "its client is silent, so a gap is no end of an answer"
         );
-        assert_eq!(retirement.step(71, 71, true, None), Step::Ask(72), "a shorter pause");
-        assert_eq!(retirement.step(74, 74, true, None), Step::Ask(75));
-        assert_eq!(retirement.step(75, 0, true, None), Step::End);
+        assert_eq!(retirement.step(71, 71, true, None), RetirementStep::Ask(72), "a shorter pause");
+        assert_eq!(retirement.step(74, 74, true, None), RetirementStep::Ask(75));
+        assert_eq!(retirement.step(75, 0, true, None), RetirementStep::End);
         assert_eq!(retirement.cause(true), Some(RetirementCause::Stop), "the earlier of the two");
         assert_eq!(retirement.cause(false), Some(RetirementCause::Drain));
         // The gateway stops before the connection would be reset.
-        assert_eq!(retirement.step(54, 54, true, Some(55)), Step::Wait(55));
-        assert_eq!(retirement.step(55, 55, true, Some(55)), Step::Ask(56), "a shorter pause");
+        assert_eq!(retirement.step(54, 54, true, Some(55)), RetirementStep::Wait(55));
+        assert_eq!(retirement.step(55, 55, true, Some(55)), RetirementStep::Ask(56), "a shorter pause");
         retirement.drained.set(0);
         assert_eq!(retirement.due(), Some(50));
         assert_eq!(retirement.cause(true), Some(RetirementCause::Age));

@@ -12,7 +12,7 @@ use crate::announce;
 use crate::attempts::{Attempts, Replay};
 use crate::core::Core;
 use crate::entry::Entry;
-use crate::permits::Refused;
+use crate::permits::LimitRefusal;
 use crate::upstreams::InFlight;
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::reason::Reason;
@@ -157,7 +157,7 @@ fn no_socket(core: &Core, entry: &Entry, error: Errno) -> Reason {
         return dial_reason(error);
     }
     let text = "the gateway has no file descriptor left for a connection to an endpoint";
-    core.refused(entry, Refused::new(Reason::LimitGlobal, Some(FullLimit::Descriptors), text))
+    core.refused(entry, LimitRefusal::new(Reason::LimitGlobal, Some(FullLimit::Descriptors), text))
 }
 
 /// Returns true if a failed dial says nothing about the endpoint, because this process is at fault.

@@ -4,8 +4,8 @@ use std::cell::{Cell, RefCell};
 use std::sync::Arc;
 use std::task::Waker;
 
-use super::refusals::Refusals;
-use crate::holders::{Holders, OfWorker};
+use super::refusals::StreamRefusals;
+use crate::holders::{Holders, WorkerHolders};
 use crate::pacer::HandshakePacer;
 
 /// The load of the HBONE connections of one worker.
@@ -13,9 +13,9 @@ pub(crate) struct HboneLoad {
     /// Decides which TLS handshake proceeds.
     pub(crate) pacer: HandshakePacer,
     /// The bytes that CONNECT streams hold.
-    pub(crate) held: OfWorker,
+    pub(crate) held: WorkerHolders,
     /// The refused CONNECT streams of each caller.
-    pub(super) refusals: Refusals,
+    pub(super) refusals: StreamRefusals,
     /// True if a connection held more bytes than its limit since the last tick.
     pub(super) over_limit: Cell<bool>,
     /// The tasks of connections that do not read until the worker holds fewer bytes.
@@ -27,8 +27,8 @@ impl HboneLoad {
     pub(crate) fn new(holders: Arc<Holders>) -> Self {
         Self {
             pacer: HandshakePacer::default(),
-            held: OfWorker::new(holders),
-            refusals: Refusals::default(),
+            held: WorkerHolders::new(holders),
+            refusals: StreamRefusals::default(),
             over_limit: Cell::new(false),
             paused: RefCell::default(),
         }

@@ -8,7 +8,7 @@ use std::task::{Context, Poll, Waker};
 
 use tokio::time::Instant;
 
-use super::requests::{Refused, Requests};
+use super::requests::{LibraryRefusal, Requests};
 use isthmus_wire::frames::{EMPTY_MAX, FrameLimits};
 use isthmus_wire::records::Records;
 
@@ -220,7 +220,7 @@ impl ConnectionStats {
     }
 
     /// Removes and returns the requests that HTTP/2 has refused by itself.
-    pub(super) fn take_refused(&self) -> Vec<Refused> {
+    pub(super) fn take_refused(&self) -> Vec<LibraryRefusal> {
         self.requests.borrow_mut().take_refused()
     }
 

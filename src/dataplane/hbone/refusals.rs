@@ -12,13 +12,13 @@ const CALLERS_MAX: usize = 4_096;
 
 /// The numbers of refused streams by the caller's identity.
 #[derive(Debug, Default)]
-pub(crate) struct Refusals {
+pub(crate) struct StreamRefusals {
     /// The worker's tick in which the streams are counted.
     second: Cell<u32>,
     callers: RefCell<HashMap<Arc<str>, u32>>,
 }
 
-impl Refusals {
+impl StreamRefusals {
     /// Counts a refused stream; returns the number of refused streams of the caller in this second.
     pub(super) fn count(&self, identity: Arc<str>, second: u32) -> u32 {
         let mut callers = self.callers.borrow_mut();
@@ -40,7 +40,7 @@ mod tests {
 
     #[test]
     fn callers_are_counted_over_their_connections_and_anew_each_second() {
-        let refusals = Refusals::default();
+        let refusals = StreamRefusals::default();
         assert_eq!(["a", "b", "a"].map(|who| refusals.count(who.into(), 1)), [1, 1, 2]);
         assert_eq!(refusals.count("a".into(), 2), 1);
         for number in 0..2 * CALLERS_MAX {

@@ -17,12 +17,12 @@ pub(super) struct Requests {
     last: u32,
     waiting: VecDeque<u32>,
     sent: FrameReader,
-    refused: Vec<Refused>,
+    refused: Vec<LibraryRefusal>,
 }
 
 /// How the library has refused a request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) enum Refused {
+pub(super) enum LibraryRefusal {
     /// It has reset the stream with this error code.
     Reset(u32),
     /// It has answered with a status: the headers are too large.
@@ -50,14 +50,14 @@ impl Requests {
         let mut sent = std::mem::take(&mut self.sent);
         sent.feed(bytes, |Frame { kind, stream, error, .. }| {
             if matches!(kind, HEADERS | RST_STREAM) && self.forget(stream) {
-                self.refused.push(error.map_or(Refused::Answered, Refused::Reset));
+                self.refused.push(error.map_or(LibraryRefusal::Answered, LibraryRefusal::Reset));
             }
         });
         self.sent = sent;
     }
 
     /// Removes and returns the refusals that were found.
-    pub(super) fn take_refused(&mut self) -> Vec<Refused> {
+    pub(super) fn take_refused(&mut self) -> Vec<LibraryRefusal> {
         std::mem::take(&mut self.refused)
     }
 
@@ -96,7 +96,7 @@ mod tests {
             written.chunks(step).for_each(|bytes| requests.written(bytes));
             assert_eq!(
                 requests.take_refused(),
-                [Refused::Reset(1), Refused::Answered],
+                [LibraryRefusal::Reset(1), LibraryRefusal::Answered],
                 "in pieces of {step}"
             );
             assert_eq!((requests.take_refused(), requests.waiting.len()), (vec![], 0));

@@ -12,7 +12,7 @@ use http::{Request, Response, StatusCode};
 
 use super::connection::HboneConnection;
 use super::relay::{Body, Early, relay};
-use super::requests::Refused;
+use super::requests::LibraryRefusal;
 use crate::admission::{Asked, admit, newest};
 use crate::attempts::Attempts;
 use crate::connect::{Connected, connect};
@@ -112,14 +112,14 @@ fn entry_of(core: &Core, connection: &HboneConnection, stream: StreamHead) -> En
 }
 
 /// Logs and counts a stream that the HTTP/2 library has refused by itself. What the request was is not known.
-pub(super) fn refused_by_library(core: &Core, connection: &HboneConnection, refused: Refused) {
+pub(super) fn refused_by_library(core: &Core, connection: &HboneConnection, refused: LibraryRefusal) {
     let entry = entry_of(core, connection, StreamHead::default());
     entry.explain(match refused {
-        Refused::Reset(code) => {
+        LibraryRefusal::Reset(code) => {
             let error = h2::Reason::from(code);
             format!("the request cannot be read, so its stream was reset: {error}")
         }
-        Refused::Answered => HeadFault::TooLarge.to_string(),
+        LibraryRefusal::Answered => HeadFault::TooLarge.to_string(),
     });
     count_refused(core, connection);
     core.finish(&entry, Reason::BadRequest);
