@@ -113,13 +113,14 @@ fn follow(core: &Core, snapshot: &Snapshot) {
         .filter(|entry| has_arrivals && entry.retirement.is_drained() && !is_known(entry.id()))
         .map(|entry| entry.id())
         .collect();
+    let look = DrainLook { core, snapshot, entries: &entries, now };
     for (active, begun) in stages {
         let at = known.iter().position(|(known, _)| *known == begun);
         let is_over = now > begun.stage.ends(&active.drain).saturating_add(u64::from(LOOK_EVERY));
         if at.is_some() && is_over && !has_arrivals {
             continue;
         }
-        let ids = schedule(core, snapshot, (active, begun.stage), (&entries, &arrived), now);
+        let ids = look.schedule(active, begun.stage, &arrived);
         arrived.retain(|id| !ids.contains(id));
         match at {
             Some(at) => known[at].1.extend(ids),
@@ -132,37 +133,46 @@ fn follow(core: &Core, snapshot: &Snapshot) {
     orphans.for_each(|entry| entry.retirement.stay());
 }
 
-/// Spreads the ends of the connections that a drain concerns, and that have no end yet, evenly over the rest of the time: the oldest
-/// first. Returns the ids of these connections, and of those that have arrived with an end.
-fn schedule(
-    core: &Core,
-    snapshot: &Snapshot,
-    (active, stage): (&ActiveDrain, Stage),
-    (entries, arrived): (&[Rc<Entry>], &BTreeSet<u64>),
+/// A look for the connections that drains concern.
+struct DrainLook<'a> {
+    core: &'a Core,
+    snapshot: &'a Snapshot,
+    /// The connections of the worker.
+    entries: &'a [Rc<Entry>],
+    /// The time of the look, in seconds since 1970.
     now: u64,
-) -> BTreeSet<u64> {
-    let mut emptied = Emptied::new(active, snapshot, |address| core.shared.own.is_own(address));
-    let concerned = entries.iter().filter(|entry| emptied.has(&entry.record.borrow()));
-    let mut meant: Vec<&Rc<Entry>> = match stage {
-        Stage::Close => concerned.filter(|entry| !entry.is_stream() && !entry.carries_streams()).collect(),
-        Stage::GoAway => {
-            let caller = |entry: &Entry| entry.facts.borrow().caller.as_ref().map(Rc::as_ptr);
-            let callers: BTreeSet<*const Peer> = concerned.filter_map(|entry| caller(entry)).collect();
-            let carries = |entry: &&Rc<Entry>| {
-                entry.carries_streams() && caller(entry).is_some_and(|one| callers.contains(&one))
-            };
-            entries.iter().filter(carries).collect()
-        }
-    };
-    let mut ids: BTreeSet<u64> =
-        meant.iter().map(|entry| entry.id()).filter(|id| arrived.contains(id)).collect();
-    meant.retain(|entry| !entry.retirement.is_drained() && !entry.is_retiring());
-    let begins = stage.begins(&active.drain).unwrap_or(now);
-    let ends = begins.saturating_add(active.drain.over.as_secs());
-    let spread = ends.saturating_sub(now).max(SPREAD_MIN);
-    ids.extend(meant.iter().map(|entry| entry.id()));
-    spread_ends(core, meant, spread);
-    ids
+}
+
+impl DrainLook<'_> {
+    /// Spreads the ends of the connections that a stage of a drain concerns, and that have no end yet, evenly over the rest of the time:
+    /// the oldest first. Returns the ids of these connections, and of those that have `arrived` with an end.
+    fn schedule(&self, active: &ActiveDrain, stage: Stage, arrived: &BTreeSet<u64>) -> BTreeSet<u64> {
+        let Self { core, snapshot, entries, now } = *self;
+        let mut emptied = Emptied::new(active, snapshot, |address| core.shared.own.is_own(address));
+        let concerned = entries.iter().filter(|entry| emptied.has(&entry.record.borrow()));
+        let mut meant: Vec<&Rc<Entry>> = match stage {
+            Stage::Close => {
+                concerned.filter(|entry| !entry.is_stream() && !entry.carries_streams()).collect()
+            }
+            Stage::GoAway => {
+                let caller = |entry: &Entry| entry.facts.borrow().caller.as_ref().map(Rc::as_ptr);
+                let callers: BTreeSet<*const Peer> = concerned.filter_map(|entry| caller(entry)).collect();
+                let carries = |entry: &&Rc<Entry>| {
+                    entry.carries_streams() && caller(entry).is_some_and(|one| callers.contains(&one))
+                };
+                entries.iter().filter(carries).collect()
+            }
+        };
+        let mut ids: BTreeSet<u64> =
+            meant.iter().map(|entry| entry.id()).filter(|id| arrived.contains(id)).collect();
+        meant.retain(|entry| !entry.retirement.is_drained() && !entry.is_retiring());
+        let begins = stage.begins(&active.drain).unwrap_or(now);
+        let ends = begins.saturating_add(active.drain.over.as_secs());
+        let spread = ends.saturating_sub(now).max(SPREAD_MIN);
+        ids.extend(meant.iter().map(|entry| entry.id()));
+        spread_ends(core, meant, spread);
+        ids
+    }
 }
 
 /// Ends all connections that carry no streams, because the gateway stops: evenly over four fifths of the time, the oldest first. Those

@@ -170,15 +170,11 @@ fn tls_failed(error: &io::Error) -> Failed {
 fn of_own_certificate(hbone: &Hbone, failed: Failed) -> Failed {
     let (own, now) = (hbone.context.certificate.newest(), SystemTime::now());
     let fault = own.and_then(|own| Some((own.validity.fault(now)?, own.validity.is_early(now))));
-    match (failed.reason, fault) {
-        (Reason::TlsFailed | Reason::ClientGone, Some((fault, is_early))) => {
-            let said = failed.detail.as_deref().unwrap_or_default();
-            let code = if is_early { "certificate_not_yet_valid" } else { "certificate_expired" };
-            let text = format!("{code}: this gateway's own certificate {fault}: {said}");
-            Failed::new(failed.reason, text)
-        }
-        _ => failed,
-    }
+    let is_of_tls = matches!(failed.reason, Reason::TlsFailed | Reason::ClientGone);
+    let Some((fault, is_early)) = fault.filter(|_| is_of_tls) else { return failed };
+    let said = failed.detail.as_deref().unwrap_or_default();
+    let code = if is_early { "certificate_not_yet_valid" } else { "certificate_expired" };
+    Failed::new(failed.reason, format!("{code}: this gateway's own certificate {fault}: {said}"))
 }
 
 /// Returns the failure for a refused caller's certificate. The identity that the certificate claims is not proven, so it

@@ -254,10 +254,12 @@ impl StreamRelay<'_> {
     }
 
     fn cut(&mut self, reason: Reason) -> Reason {
-        self.send.send_reset(match reason {
-            Reason::Stalled => h2::Reason::ENHANCE_YOUR_CALM,
-            // The code must not be CANCEL, which callers take for the normal end of the data.
-            _ => h2::Reason::INTERNAL_ERROR,
+        // The code must not be CANCEL, which callers take for the normal end of the data.
+        let is_stalled = reason == Reason::Stalled;
+        self.send.send_reset(if is_stalled {
+            h2::Reason::ENHANCE_YOUR_CALM
+        } else {
+            h2::Reason::INTERNAL_ERROR
         });
         reset_on_close(&self.connected.socket);
         reason
