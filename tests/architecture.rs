@@ -135,6 +135,32 @@ fn each_crate_says_what_its_files_are() {
     assert!(unnamed.is_empty(), "the first lines do not name these files:\n{}", unnamed.join("\n"));
 }
 
+/// The walks of `docs/contributing.md` name a file and its functions in each row.
+#[test]
+fn the_walks_lead_through_files_and_functions_that_exist() {
+    let page = Path::new(env!("CARGO_MANIFEST_DIR")).join("docs/contributing.md");
+    let (page, sources) = (fs::read_to_string(page).expect("the page"), sources());
+    let stays = stays(&page);
+    assert!(stays.len() > 15, "only {stays:?}");
+    let is_there = |(file, function): &&(&str, &str)| {
+        let begins = ["(", "<"].map(|open| format!("fn {function}{open}"));
+        sources.get(*file).is_some_and(|text| begins.iter().any(|begin| text.contains(begin)))
+    };
+    let missing: Vec<_> = stays.iter().filter(|stay| !is_there(stay)).collect();
+    assert!(missing.is_empty(), "docs/contributing.md names functions that do not exist: {missing:?}");
+}
+
+/// Returns each function of the walks on a page, with its file.
+fn stays(page: &str) -> Vec<(&str, &str)> {
+    fn quoted(cell: &str) -> impl Iterator<Item = &str> {
+        cell.split('`').skip(1).step_by(2)
+    }
+    let rows = page.lines().map(|line| line.split('|').map(str::trim).collect::<Vec<_>>());
+    let rows = rows.filter(|cells| cells.len() == 6 && cells[2].starts_with("`src/"));
+    rows.flat_map(|cells| quoted(cells[3]).map(move |function| (cells[2].trim_matches('`'), function)))
+        .collect()
+}
+
 /// Returns the crates of ours that a crate depends on, but for its tests.
 fn dependencies(folder: &Path) -> BTreeSet<String> {
     let manifest = fs::read_to_string(folder.join("Cargo.toml")).expect("a manifest");
