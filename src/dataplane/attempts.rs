@@ -9,7 +9,6 @@ use tokio::time::Instant;
 use super::balancer::Balancer;
 use super::core::Core;
 use super::entry::Entry;
-use super::peek::Peeked;
 use super::upstreams::{Failure, InFlight, Upstream, Verdict};
 use isthmus_balance::{Ask, FULL};
 use isthmus_model::alert::Description;
@@ -56,16 +55,6 @@ pub(crate) struct Replay {
     /// True while the bytes contain only the hello, and endpoints were sent nothing but these bytes. Then sending the bytes to
     /// another endpoint repeats no application data.
     pub(crate) repeatable: bool,
-}
-
-impl Replay {
-    /// Keeps the bytes that were peeked; `None` if there are none. Bytes behind a hello, or other bytes, may be a request, so they are
-    /// sent to one endpoint only.
-    pub(crate) fn of(peeked: &Peeked<'_>) -> Option<Self> {
-        let Peeked { hello, bytes } = peeked;
-        let repeatable = hello.is_some_and(|hello| hello.length == bytes.len());
-        (!bytes.is_empty()).then(|| Self { bytes: (*bytes).into(), sent: 0, repeatable })
-    }
 }
 
 /// An endpoint that refused the hello.

@@ -168,8 +168,16 @@ fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<ServedBy, Unserved
     };
     let asked = Asked { listener, requested, alpn, identity: None, kind: CallerKind::default() };
     let mut attempts = admit(core, &snapshot, entry, &asked).map_err(Unserved::Refused)?;
-    attempts.replay = Replay::of(peeked);
+    attempts.replay = replay(peeked);
     Ok(ServedBy::Endpoint(attempts))
+}
+
+/// Keeps the bytes that were peeked for the endpoint; `None` if there are none. Bytes behind a hello, or other bytes, may be a request,
+/// so they are sent to one endpoint only.
+fn replay(peeked: &Peeked<'_>) -> Option<Replay> {
+    let Peeked { hello, bytes } = *peeked;
+    let repeatable = hello.is_some_and(|hello| hello.length == bytes.len());
+    (!bytes.is_empty()).then(|| Replay { bytes: bytes.into(), sent: 0, repeatable })
 }
 
 /// Returns the end of a connection that asks for nothing, or is not given it.
