@@ -2,16 +2,17 @@
 //! ([`admit_accepted`]), and by what it asks for ([`admit`]). There is one admission for all protocols: the snapshot decides, and
 //! what it admits takes its slots under the limits.
 
+use isthmus_decisions::admit;
+use isthmus_decisions::admit::{admit_proxy, admit_source};
+use isthmus_decisions::decision::{Admission, AdmissionRequest, Refusal, Requested, RouteMatch};
+use isthmus_decisions::missing::missing_for;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::identity::Identity;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_model::service::CallerKind;
+use isthmus_settings::listener::{Listener, ProxyProtocol};
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::admit::{self, admit_proxy, admit_source};
-use isthmus_snapshot::decision::{Admission, AdmissionRequest, Refusal, Requested, RouteMatch};
-use isthmus_snapshot::missing::missing_for;
-use isthmus_snapshot::policy::{Listener, ProxyProtocol};
 
 use super::attempts::Attempts;
 use super::core::Core;

@@ -15,8 +15,8 @@ use isthmus_model::alert::Description;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::refusals::FullLimit;
+use isthmus_settings::tuning::Tuning;
 use isthmus_snapshot::candidates::{Candidate, Candidates};
-use isthmus_snapshot::policy::Tuning;
 
 /// The largest number of endpoints that are tried for one connection.
 const ATTEMPTS_MAX: usize = 3;

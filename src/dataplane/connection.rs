@@ -13,7 +13,7 @@ use super::peek::{Accepted, Peeked, Unserved, peek};
 use super::permits::LimitRefusal;
 use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
-use isthmus_decisions::admit::{admit_proxy, admit_source};
+use isthmus_decisions::decision::Requested;
 use isthmus_model::alert::Alert;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::reason::Reason;
@@ -22,7 +22,6 @@ use isthmus_model::service::CallerKind;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::handed::{HandedOver, Purpose};
 use isthmus_net::socket::reset_on_close;
-use isthmus_snapshot::decision::Requested;
 
 /// How a connection ended, as its client sees it.
 enum Ending {

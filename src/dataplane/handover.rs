@@ -1,7 +1,6 @@
-//! Connections that move between two processes of the gateway (`docs/upgrade.md, "Steps"`). In the old process, a relay stops at
-//! a safe point and offers its sockets, its record and the bytes that it holds as a [`Parcel`]. In the new process, a task with
-//! the same sockets waits. Neither moves a byte until [`settle`] says which of the two goes on; the other one drops its
-//! descriptors.
+//! Connections that move between two processes of the gateway (`docs/upgrade.md, "Steps"`). In the old process, a relay stops at a safe point and
+//! offers its sockets, its record and the bytes that it holds as a [`Parcel`]. In the new process, a task with the same sockets
+//! waits. Neither moves a byte until [`settle`] says which of the two goes on; the other one drops its descriptors.
 //!
 //! ```text
 //!  old:  relay ──Ordered──▶ Parked ──▶ Gone               new:  Parked ──▶ Here ──▶ relay
@@ -200,7 +199,7 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
         age: accepted.elapsed(),
         asked: asked.map(|asked| asked.elapsed()),
         idle: now.saturating_sub(moved),
-        // The age is counted again, and an end that was set because this process stops is its own.
+        // The new process counts the age again. An end that was set because this process stops does not concern it.
         drained_in: core
             .departures
             .scheduled

@@ -4,12 +4,12 @@ use isthmus_model::alpn::Protocols;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_model::trace::TraceId;
 use isthmus_net::handed::Purpose;
-use isthmus_snapshot::peer::{ENROL_PROTOCOL, LINK_PROTOCOL};
-use isthmus_snapshot::policy::ListenerProtocol;
+use isthmus_settings::listener::ListenerProtocol;
+use isthmus_settings::peer::{ENROL_PROTOCOL, LINK_PROTOCOL};
 use isthmus_wire::client_hello::Hello;
 
 /// Returns the purpose of a connection from a peer's gateway, recognised by its hello: no server name, and a single ALPN
-/// protocol (SPEC §18). Returns `None` for other connections.
+/// protocol (`proto/isthmus/peer/README.md, "Connection"`). Returns `None` for other connections.
 pub(crate) fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> {
     if !protocol.takes_hbone() || hello.server_name.is_some() {
         return None;
@@ -24,7 +24,7 @@ pub(crate) fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Optio
 }
 
 /// Returns true if the hello is that of an HBONE connection. On a listener for both protocols, that is a hello without a
-/// server name that offers `h2` alone (SPEC §4).
+/// server name that offers `h2` alone (`config/REFERENCE.md, "listener"`).
 pub(crate) fn is_hbone(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
     match protocol {
         ListenerProtocol::Sni | ListenerProtocol::Tcp => false,

@@ -23,7 +23,7 @@ use isthmus_model::reason::Reason;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::admission::{Holder, Limit};
 use isthmus_net::socket::original_destination;
-use isthmus_snapshot::policy::{Listener, ListenerProtocol, ProxyProtocol};
+use isthmus_settings::listener::{Listener, ListenerProtocol, ProxyProtocol};
 use isthmus_wire::client_hello;
 use isthmus_wire::client_hello::{CONTENT_HANDSHAKE, Hello, HelloFault, Scanner, Verdict, looks_like};
 use isthmus_wire::proxy_protocol::read::{Header, HeaderFault, Verdict as HeaderVerdict};

@@ -225,8 +225,8 @@ fn every_link_on_a_page_leads_somewhere() {
     assert!(dead.is_empty(), "{}", dead.join("\n"));
 }
 
-/// The largest number of words on the pages that people write: the README and those of `docs`.
-const WORDS_MAX: usize = 21_850;
+/// The largest number of words that people write on the README and the pages of `docs`.
+const WORDS_MAX: usize = 22_700;
 /// The largest number of characters in a line that is no row of a table.
 const LINE_MAX: usize = 140;
 /// The smallest number of pictures on the pages.

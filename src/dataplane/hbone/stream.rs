@@ -19,13 +19,10 @@ use crate::connect::{Connected, connect};
 use crate::core::Core;
 use crate::entry::Entry;
 use crate::eviction;
-use isthmus_decisions::admit::admit;
-use isthmus_decisions::decision::{Admission, AdmissionRequest, Requested};
-use isthmus_decisions::missing::missing_for;
+use isthmus_decisions::decision::Requested;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_net::admission::Holder;
-use isthmus_snapshot::decision::Requested;
 use isthmus_wire::connect::{ConnectHead, HeadFault, answer, read_head, status_of};
 
 /// Counts a stream in its connection's number of streams, until this value is dropped.
