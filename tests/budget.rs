@@ -67,7 +67,7 @@ const FEATURES: &[(&str, &str)] = &[
     ),
     (
         "MCS",
-        "kubernetes/exports kubernetes/import kubernetes/index/imports kubernetes/kinds/imported_slice \
+        "kubernetes/exports kubernetes/import kubernetes/index/imports kubernetes/kinds/derived_service kubernetes/kinds/imported_slice \
         kubernetes/kinds/service_export kubernetes/kinds/service_import kubernetes/own_objects snapshot/clusterset admin/marks",
     ),
     ("program", "app/"),

@@ -8,10 +8,12 @@ use std::sync::Arc;
 use isthmus_aggregator::spec::etcd::{EtcdSpec, Login};
 use isthmus_aggregator::spec::istiod::{Elsewhere, IstiodSpec};
 use isthmus_aggregator::spec::kubernetes::{
-    AccessSpec, ClusterSource, ClustersSpec, GatewayApiSpec, Knows, KubernetesSpec, LeaseSpec,
+    AccessSpec, ClusterSource, ClustersSpec, GatewayApiSpec, ImportExtras, Knows, KubernetesSpec, LeaseSpec,
     NamespaceChoice, SYSTEM_NAMESPACE, ServiceImports,
 };
 use isthmus_aggregator::spec::{RegistryKind, RegistrySpec};
+use isthmus_document::form;
+use isthmus_document::key::Defaulted;
 use isthmus_document::problem::{Path, Position, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::table::AnyKey;
@@ -171,7 +173,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         waypoints: false,
         gateway_api: None,
         import_writer: None,
-        import_slices: false,
+        import_extras: ImportExtras::default(),
     }
 }
 
@@ -414,14 +416,21 @@ impl Reader<'_> {
             ServiceImports::Write => Some(writer_of(&spec)),
         };
         self.entries_need_all(fields, &spec, at);
-        let import_slices = fields.get(&keys::Kubernetes::SLICES);
-        if import_slices && import_writer.is_none() {
-            let fault = "found true, which requires serviceImports: write";
-            let position = fields.at(&keys::Kubernetes::SLICES).map_or(node.position, |node| node.position);
-            self.problems.error(position, &at.key(keys::Kubernetes::SLICES.name()), fault);
-        }
+        let mut extra = |key: &Defaulted<form::Boolean>| {
+            let is_set = fields.get(key);
+            if is_set && import_writer.is_none() {
+                let fault = "found true, which requires serviceImports: write";
+                let position = fields.at(key).map_or(node.position, |node| node.position);
+                self.problems.error(position, &at.key(key.name()), fault);
+            }
+            is_set
+        };
+        let import_extras = ImportExtras {
+            slices: extra(&keys::Kubernetes::SLICES),
+            derived_services: extra(&keys::Kubernetes::DERIVED_SERVICES),
+        };
         let spec =
-            KubernetesSpec { network: network.clone(), gateway_api, import_writer, import_slices, ..spec };
+            KubernetesSpec { network: network.clone(), gateway_api, import_writer, import_extras, ..spec };
         let (network, kind) = (network.unwrap_or_default(), RegistryKind::Kubernetes(spec));
         self.registries.push(RegistrySpec { name, cluster, network, scope, kind });
     }

@@ -1,15 +1,13 @@
 //! The EndpointSlices of ServiceImports (KEP-1645): the endpoints of each exporting cluster that a cluster reaches by their addresses,
 //! because they are on its own network. Endpoints on other networks are left out: the way to them is a gateway, and a slice cannot
-//! say by which name a client asks the gateway for them.
+//! say by which name a client asks the gateway for them. The slices of derived Services (`import_services`) are cut alike.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use super::kinds::imported_slice::{ImportedEndpoint, SliceContent};
-use super::kinds::service_import::ImportContent;
-use super::own_objects::{There, Wanted};
+use super::kinds::imported_slice::{ImportedEndpoint, SliceContent, SliceOf};
 use super::table::ObjectKey;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::Snapshot;
@@ -18,36 +16,18 @@ use isthmus_snapshot::clusterset_service::ClusterSetService;
 /// The largest number of endpoints of a slice, as that of Kubernetes' own slices.
 const PER_SLICE: usize = 100;
 /// The largest number of endpoints of a service that one cluster has, per address family; further ones are left out.
-const ENDPOINTS_MAX: usize = 1_000;
+pub(super) const ENDPOINTS_MAX: usize = 1_000;
 /// The largest length of the value of a label.
 const LABEL_BYTES_MAX: usize = 63;
-
-/// The cluster whose slices are written.
-pub(super) struct Place<'a> {
-    pub(super) network: &'a Network,
-    /// The imports of the cluster. Imports of other programs get no slices.
-    pub(super) imports: &'a There<ImportContent>,
-}
-
-/// Returns the slices that a cluster should have.
-pub(super) fn wanted(snapshot: &Snapshot, place: &Place<'_>) -> Wanted<SliceContent> {
-    let mut all = Wanted::new();
-    for service in snapshot.cluster_set() {
-        let key = ObjectKey { namespace: service.namespace.into(), name: service.name.into() };
-        if matches!(place.imports.get(&key), Some(Some(_))) {
-            all.extend(of_service(snapshot, place.network, &key, &service));
-        }
-    }
-    all
-}
 
 /// The endpoints that a slice can have together: those of a cluster, of an address family, with the same ports.
 type Groups<'a> = BTreeMap<(&'a ClusterId, bool), BTreeMap<Vec<(&'a str, u16)>, Vec<ImportedEndpoint>>>;
 
-fn of_service(
+/// Returns the slices of an import: the endpoints of each cluster on the network.
+pub(super) fn of_clusters(
     snapshot: &Snapshot,
     network: &Network,
-    key: &ObjectKey,
+    import: &ObjectKey,
     service: &ClusterSetService<'_>,
 ) -> Vec<(ObjectKey, Arc<SliceContent>)> {
     let mut groups = Groups::new();
@@ -65,28 +45,39 @@ fn of_service(
     let mut slices = Vec::new();
     for ((cluster, is_ipv6), by_ports) in groups {
         for (ports, endpoints) in by_ports {
-            for (number, some) in endpoints.chunks(PER_SLICE).enumerate() {
-                let content = SliceContent {
-                    service: key.name.to_string(),
-                    cluster: cluster.as_str().to_owned(),
-                    is_ipv6,
-                    ports: ports.iter().map(|(name, port)| ((*name).to_owned(), *port)).collect(),
-                    endpoints: some.to_vec(),
-                };
-                let name = name(&content, number).into();
-                slices.push((ObjectKey { namespace: key.namespace.clone(), name }, Arc::new(content)));
-            }
+            let content = SliceContent {
+                import: import.name.to_string(),
+                of: SliceOf::Cluster(cluster.as_str().to_owned()),
+                is_ipv6,
+                ports: ports.iter().map(|(name, port)| ((*name).to_owned(), *port)).collect(),
+                endpoints,
+            };
+            slices.extend(cut(&import.namespace, content));
         }
     }
     slices
 }
 
+/// Cuts a slice into those of at most [`PER_SLICE`] endpoints.
+pub(super) fn cut(namespace: &Arc<str>, mut content: SliceContent) -> Vec<(ObjectKey, Arc<SliceContent>)> {
+    let endpoints = std::mem::take(&mut content.endpoints);
+    let some = endpoints.chunks(PER_SLICE).enumerate().map(|(number, some)| {
+        let name = name(&content, number).into();
+        let content = SliceContent { endpoints: some.to_vec(), ..content.clone() };
+        (ObjectKey { namespace: namespace.clone(), name }, Arc::new(content))
+    });
+    some.collect()
+}
+
 /// Returns the name of a slice. The fields that cannot change, and the ports, are part of the name, so that a change of the
 /// endpoints of one cluster changes no other slice, and all replicas use the same names.
 fn name(content: &SliceContent, number: usize) -> String {
-    let SliceContent { service, cluster, is_ipv6, ports, .. } = content;
-    let text = format!("{cluster}/{is_ipv6}/{ports:?}/{number}");
-    format!("{service}-{:016x}", XxHash3_64::oneshot(text.as_bytes()))
+    let SliceContent { import, of, is_ipv6, ports, .. } = content;
+    let text = match of {
+        SliceOf::Cluster(cluster) => format!("{cluster}/{is_ipv6}/{ports:?}/{number}"),
+        SliceOf::Derived(service) => format!("/{service}/{is_ipv6}/{ports:?}/{number}"),
+    };
+    format!("{import}-{:016x}", XxHash3_64::oneshot(text.as_bytes()))
 }
 
 /// Returns true if a label can have the name of a cluster as its value. That of a peer has a slash.
@@ -107,8 +98,8 @@ mod tests {
     #[test]
     fn the_name_of_a_slice_depends_on_what_cannot_change_in_it() {
         let content = |cluster: &str, is_ipv6, port, endpoints| SliceContent {
-            service: "web".to_owned(),
-            cluster: cluster.to_owned(),
+            import: "web".to_owned(),
+            of: SliceOf::Cluster(cluster.to_owned()),
             is_ipv6,
             ports: vec![("https".to_owned(), port)],
             endpoints,

@@ -1,35 +1,44 @@
 //! Writes a ServiceImport for each service of the cluster set (KEP-1645), in the namespace of its name. Only one replica writes at a
 //! time: the holder of a Lease. Only imports with the label [`MANAGED_BY`] are changed or removed; an import of another program
-//! stays as it is, and none is written beside it. The same replica writes the EndpointSlices of the imports (`import_slices`), if the
-//! registry writes them.
+//! stays as it is, and none is written beside it. The same replica writes the EndpointSlices of the imports (`import_slices`) and the
+//! Services that are derived from them (`import_services`), if the registry writes them.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::client::{Client, Fault};
-use super::import_slices::{self, Place};
+use super::import_services::Derived;
+use super::import_slices;
 use super::index::items::alias;
-use super::kinds::imported_slice::{ImportedSlice, SliceContent};
-use super::kinds::service_import::{ImportContent, MANAGED_BY, ServiceImport};
+use super::kinds::derived_service::{DerivedContent, DerivedService};
+use super::kinds::imported_slice::{ImportedSlice, SliceContent, SliceOf};
+use super::kinds::own_object::MANAGED_BY;
+use super::kinds::service_import::{ImportContent, ServiceImport};
 use super::lease::{Lease, RENEW_EVERY};
 use super::objects::Texts;
 use super::own_objects::{OwnObjects, There, Wanted};
 use super::table::ObjectKey;
 use super::writer::Turns;
 use super::writing::{Duty, Lack, Writing};
-use isthmus_aggregator::spec::kubernetes::Knows;
+use isthmus_aggregator::spec::kubernetes::{ImportExtras, Knows};
 use isthmus_model::endpoint::Labels;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::clusterset_service::ClusterSetService;
 use isthmus_world::{LaterReader, Reader};
 
-/// The writes of the slices of imports, and their right.
+/// The writes of EndpointSlices, and their right.
 const SLICES: Duty = Duty {
     subject: "EndpointSlices of ServiceImports",
-    grant: "kubernetes.serviceImports.slices",
+    grant: "kubernetes.serviceImports.slices or derivedServices",
+    lack: Lack::Problem,
+};
+/// The writes of derived Services, and their right.
+const SERVICES: Duty = Duty {
+    subject: "Services derived from ServiceImports",
+    grant: "kubernetes.serviceImports.derivedServices",
     lack: Lack::Problem,
 };
 /// The prefix of the names of peers among those of clusters. A slash cannot be in a DNS label, which these names are.
@@ -44,22 +53,37 @@ pub(super) struct Imports {
     pub(super) namespaces: BTreeSet<Arc<str>>,
     /// The imports in these namespaces.
     pub(super) objects: There<ImportContent>,
-    /// The slices of imports in these namespaces; `None`: this registry writes none.
-    pub(super) slices: Option<There<SliceContent>>,
+    /// The slices that this program has written there.
+    pub(super) slices: There<SliceContent>,
+    /// The derived Services there.
+    pub(super) services: There<DerivedContent>,
+    /// The virtual addresses that the cluster has given the derived Services.
+    pub(super) addresses: BTreeMap<ObjectKey, Vec<IpAddr>>,
+    /// The objects that this registry writes beside imports.
+    pub(super) extras: ImportExtras,
     /// The network of the cluster.
     pub(super) network: Network,
 }
 
-/// Writes ServiceImports and their slices.
+/// Writes ServiceImports, their slices, and the Services that are derived from them.
 pub(super) struct ImportWriter {
     knows: Knows,
     cluster: ClusterId,
     world: LaterReader,
     imports: OwnObjects<ServiceImport>,
+    services: OwnObjects<DerivedService>,
     slices: OwnObjects<ImportedSlice>,
-    /// The slices that the cluster should have, after the generation of the snapshot and the objects from which they were made. This
+    /// The objects that the cluster should have, after the generation of the snapshot and the objects from which they were made. This
     /// visits all endpoints of the cluster set, and so it is not done at rest.
-    made: Option<(u64, Arc<Imports>, Wanted<SliceContent>)>,
+    made: Option<(u64, Arc<Imports>, Made)>,
+}
+
+/// The objects that a cluster should have.
+#[derive(Default)]
+struct Made {
+    imports: Wanted<ImportContent>,
+    services: Wanted<DerivedContent>,
+    slices: Wanted<SliceContent>,
 }
 
 impl ImportWriter {
@@ -69,6 +93,7 @@ impl ImportWriter {
             cluster,
             world,
             imports: OwnObjects::new(client.clone(), Self::DUTY),
+            services: OwnObjects::new(client.clone(), &SERVICES),
             slices: OwnObjects::new(client, &SLICES),
             made: None,
         }
@@ -89,63 +114,86 @@ impl Turns for ImportWriter {
             lease.let_go();
             return Ok(RENEW_EVERY);
         };
-        let wanted = wanted(&snapshot, &self.cluster, &there.namespaces);
-        let is_none_there = there.objects.values().all(Option::is_none)
-            && there.slices.as_ref().is_none_or(|slices| slices.is_empty());
-        if wanted.is_empty() && is_none_there {
+        let is_wanted = |service: ClusterSetService<'_>| there.namespaces.contains(service.namespace);
+        if !there.has_own() && !snapshot.cluster_set().any(is_wanted) {
             lease.let_go();
             return Ok(RENEW_EVERY);
         }
         lease.renew().await?;
         if !lease.is_held() {
             self.imports.clear();
+            self.services.clear();
             self.slices.clear();
             self.made = None;
             return Ok(RENEW_EVERY);
         }
-        let may_be_unread =
-            |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
-        let known = (self.knows, &self.cluster);
-        let is_held_back = |key: &ObjectKey, has: &ImportContent, wanted: Option<&ImportContent>| {
-            loses(has, wanted, may_be_unread(key), known)
-        };
-        self.imports.write(&wanted, &there.objects, is_held_back).await?;
-        let Some(slices) = &there.slices else { return Ok(RENEW_EVERY) };
         let made = self
             .made
             .take()
             .filter(|(generation, of, _)| *generation == snapshot.generation && Arc::ptr_eq(of, there));
-        let make = || {
-            let place = Place { network: &there.network, imports: &there.objects };
-            (snapshot.generation, there.clone(), import_slices::wanted(&snapshot, &place))
+        let make = || (snapshot.generation, there.clone(), Made::new(&snapshot, &self.cluster, there));
+        let (_, _, made) = &*self.made.insert(made.unwrap_or_else(make));
+        let (knows, cluster) = (self.knows, &self.cluster);
+        let may_be_unread =
+            |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
+        let may_lose = |namespace: &Arc<str>, import: &str| {
+            may_be_unread(&ObjectKey { namespace: namespace.clone(), name: import.into() })
         };
-        let (_, _, wanted) = &*self.made.insert(made.unwrap_or_else(make));
+        let is_held_back = |key: &ObjectKey, has: &ImportContent, wanted: Option<&ImportContent>| {
+            loses(has, wanted, may_be_unread(key), (knows, cluster))
+        };
+        self.imports.write(&made.imports, &there.objects, is_held_back).await?;
+        let is_held_back = |key: &ObjectKey, has: &DerivedContent, _: Option<&DerivedContent>| {
+            knows == Knows::OwnCluster || may_lose(&key.namespace, &has.import)
+        };
+        self.services.write(&made.services, &there.services, is_held_back).await?;
         let is_held_back = |key: &ObjectKey, has: &SliceContent, _: Option<&SliceContent>| {
-            let service = ObjectKey { namespace: key.namespace.clone(), name: has.service.as_str().into() };
-            may_be_unread(&service)
-                || (self.knows == Knows::OwnCluster && has.cluster != self.cluster.as_str())
+            let is_own = matches!(&has.of, SliceOf::Cluster(name) if name == cluster.as_str());
+            (knows == Knows::OwnCluster && !is_own) || may_lose(&key.namespace, &has.import)
         };
-        self.slices.write(wanted, slices, is_held_back).await?;
+        self.slices.write(&made.slices, &there.slices, is_held_back).await?;
         Ok(RENEW_EVERY)
     }
 
     fn result(&self) -> Writing {
-        self.imports.result().or(self.slices.result())
+        self.imports.result().or(self.services.result()).or(self.slices.result())
     }
 }
 
-/// Returns the imports for the services of the cluster set whose namespaces exist.
-fn wanted(
-    snapshot: &Snapshot,
-    cluster: &ClusterId,
-    namespaces: &BTreeSet<Arc<str>>,
-) -> Wanted<ImportContent> {
-    let here = snapshot.cluster_set().filter_map(|service| {
-        let namespace = namespaces.get(service.namespace)?.clone();
-        let key = ObjectKey { namespace, name: service.name.into() };
-        Some((key, Arc::new(content(&service, &service.addresses_in(snapshot, cluster)))))
-    });
-    here.collect()
+impl Imports {
+    /// Returns true if the cluster has an object of this program.
+    fn has_own(&self) -> bool {
+        self.objects.values().any(Option::is_some) || !self.services.is_empty() || !self.slices.is_empty()
+    }
+}
+
+impl Made {
+    /// Makes the objects for the services of the cluster set whose namespaces exist.
+    fn new(snapshot: &Snapshot, cluster: &ClusterId, there: &Imports) -> Self {
+        let mut made = Self::default();
+        for service in snapshot.cluster_set() {
+            let Some(namespace) = there.namespaces.get(service.namespace) else { continue };
+            let key = ObjectKey { namespace: namespace.clone(), name: service.name.into() };
+            let mut import = content(&service, &service.addresses_in(snapshot, cluster));
+            // An import of another program gets nothing beside it.
+            let is_own = matches!(there.objects.get(&key), Some(Some(_)));
+            if is_own && there.extras.slices {
+                let slices = import_slices::of_clusters(snapshot, &there.network, &key, &service);
+                made.slices.extend(slices);
+            }
+            if is_own && there.extras.derived_services {
+                let derived = Derived::of(snapshot, &service, (&key, &import), (&there.network, cluster));
+                if let Some(derived) = derived {
+                    let addresses = there.addresses.get(&derived.key).map(Vec::as_slice);
+                    derived.complete(addresses.unwrap_or_default(), &mut import);
+                    made.services.insert(derived.key, Arc::new(derived.content));
+                    made.slices.extend(derived.slices);
+                }
+            }
+            made.imports.insert(key, Arc::new(import));
+        }
+        made
+    }
 }
 
 /// Returns the content of the import of a service, which has these addresses in the import's cluster.
@@ -176,6 +224,7 @@ fn content(service: &ClusterSetService<'_>, addresses: &[IpAddr]) -> ImportConte
         labels: export.map(|export| texts(&export.labels)).unwrap_or_default(),
         annotations: export.map(|export| texts(&export.annotations)).unwrap_or_default(),
         clusters: service.clusters.iter().map(cluster).collect(),
+        ready: None,
     }
 }
 

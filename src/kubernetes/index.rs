@@ -150,8 +150,10 @@ impl Index {
             self.tables.dirty.is_all |= are_unknown != self.were_waypoints_unknown;
             self.were_waypoints_unknown = are_unknown;
         }
-        self.tables.dirty.imports |=
-            matches!(kind, Kind::ServiceImport | Kind::ImportedSlice | Kind::Namespace);
+        self.tables.dirty.imports |= matches!(
+            kind,
+            Kind::ServiceImport | Kind::ImportedSlice | Kind::DerivedService | Kind::Namespace
+        );
     }
 
     fn put(&mut self, watch: WatchId, kind: Kind, object: &Object) {

@@ -5,6 +5,7 @@ mod authorization_policy;
 pub(super) mod claimed;
 pub(super) mod class_gateway;
 mod config_map;
+pub(super) mod derived_service;
 pub(super) mod destination_rule;
 pub(super) mod endpoint_slice;
 pub(super) mod gateway;
@@ -38,6 +39,7 @@ use self::claimed::Claims;
 use self::class_gateway::ClassGateway;
 pub(super) use self::config_map::ConfigMap;
 use self::config_map::LocalHosts;
+use self::derived_service::DerivedService;
 use self::destination_rule::DestinationRule;
 use self::endpoint_slice::{EndpointSlice, SliceRecord};
 use self::gateway::Gateway;
@@ -251,6 +253,7 @@ kinds! {
     ServiceExport in exports,
     ServiceImport in imports,
     ImportedSlice in imported_slices,
+    DerivedService in derived_services,
     DestinationRule in rules,
     ConfigMap in mesh_configs,
     Secret in secrets,

@@ -3,6 +3,7 @@
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
+use std::time::SystemTime;
 
 use futures_util::future::join_all;
 use http::{Method, StatusCode};
@@ -14,6 +15,7 @@ use super::kinds::Kind;
 use super::kinds::own_object::OwnObject;
 use super::table::ObjectKey;
 use super::writing::{Duty, LastWrite, Refused, Writing};
+use isthmus_telemetry::clock::rfc3339;
 
 /// The largest number of writes at the same time.
 const TOGETHER: usize = 8;
@@ -131,7 +133,7 @@ impl<O: OwnObject> OwnObjects<O> {
             Step::Remove => return self.remove(key).await.map(|()| None),
         };
         let Some(object) = object.filter(|object| object.content().is_some()) else { return Ok(None) };
-        let object = match object.status_patch(wanted) {
+        let object = match object.status_patch(wanted, &rfc3339(SystemTime::now())) {
             Some(patch) => self.patch(key, "/status", &patch).await?,
             None => Some(object),
         };
@@ -148,7 +150,8 @@ impl<O: OwnObject> OwnObjects<O> {
             }]);
         }
         for version in O::KIND.facts().versions {
-            object["apiVersion"] = version.trim_start_matches("apis/").into();
+            // The first part is that of the path: `api/v1`, `apis/GROUP/VERSION`.
+            object["apiVersion"] = version.split_once('/').map_or(*version, |(_, rest)| rest).into();
             object["kind"] = O::NAME.into();
             let path = format!("{}?fieldManager=isthmus", path(O::KIND, version, &key.namespace, ""));
             if let Some(answer) = self.send(Method::POST, &path, "application/json", &object).await? {
@@ -288,7 +291,7 @@ fn parsed<T: DeserializeOwned>(bytes: &[u8]) -> Result<T, Fault> {
 
 #[cfg(test)]
 mod tests {
-    use super::super::kinds::imported_slice::{ImportedSlice, SliceContent};
+    use super::super::kinds::imported_slice::{ImportedSlice, SliceContent, SliceOf};
     use super::super::scripted;
     use super::super::writing::Lack;
     use super::*;
@@ -326,8 +329,8 @@ mod tests {
         let client = Arc::new(scripted::client(&Scope::default()));
         let mut objects = OwnObjects::<ImportedSlice>::new(client, &DUTY);
         let content = |cluster: &str| SliceContent {
-            service: "web".into(),
-            cluster: cluster.into(),
+            import: "web".into(),
+            of: SliceOf::Cluster(cluster.into()),
             is_ipv6: false,
             ports: Default::default(),
             endpoints: Default::default(),

@@ -344,6 +344,14 @@ fn each_right_comes_with_its_feature_alone() {
         rules(object(&objects, "ClusterRole", &cluster_role)),
         sorted([&base[..], &imports, &slices].concat())
     );
+    // Derived Services need rules for Services and for their EndpointSlices.
+    let both = "kubernetes.serviceImports.write=true,kubernetes.serviceImports.derivedServices=true";
+    let objects = render(&["--set", &format!("{none},{both}")]);
+    let derived = ["/services get,create,patch,delete".to_owned()];
+    assert_eq!(
+        rules(object(&objects, "ClusterRole", &cluster_role)),
+        sorted([&base[..], &imports, &slices, &derived].concat())
+    );
     // A GatewayClass needs rules for its objects and their status, and for the Lease of the replica that writes it.
     let objects = render(&["--set", &format!("{none},kubernetes.gatewayApi.class=isthmus")]);
     let group = "gateway.networking.k8s.io";

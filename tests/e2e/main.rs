@@ -62,6 +62,7 @@ mod kube_fake;
 mod kube_records;
 mod kube_rig;
 mod kubernetes;
+mod kubernetes_derived;
 mod kubernetes_entries;
 mod kubernetes_envoy;
 mod kubernetes_exports;

@@ -237,6 +237,9 @@ registries:
       {{- if $features.slices }}
       slices: true
       {{- end }}
+      {{- if $features.derivedServices }}
+      derivedServices: true
+      {{- end }}
       {{- if $features.gatewayApi }}
       gatewayApi:
         class: {{ $kubernetes.gatewayApi.class | quote }}

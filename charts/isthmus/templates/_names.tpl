@@ -114,6 +114,7 @@ annotations:
       "leader" (and $registry $kubernetes.serviceExports.conditions)
       "imports" (and $registry $kubernetes.serviceImports.write)
       "slices" (and $registry $kubernetes.serviceImports.slices)
+      "derivedServices" (and $registry $kubernetes.serviceImports.derivedServices)
       "gatewayApi" (and $registry (eq .role "gateway") (ne $kubernetes.gatewayApi.class ""))
       "wds" (and $registry (ne (dig "xds" "wds" "" (default dict $values.config) | toString) ""))
       "waypoints" (and $registry (eq .role "gateway") .root.Values.hbone.enabled)

@@ -41,9 +41,14 @@ what is in namespaces are in Roles, without it in the ClusterRole.
   resources: [serviceimports/status]
   verbs: [patch]
 {{- end }}
-{{- if and $features.imports $features.slices }}
+{{- if and $features.imports (or $features.slices $features.derivedServices) }}
 - apiGroups: [discovery.k8s.io]
   resources: [endpointslices]
+  verbs: [get, create, patch, delete]
+{{- end }}
+{{- if and $features.imports $features.derivedServices }}
+- apiGroups: [""]
+  resources: [services]
   verbs: [get, create, patch, delete]
 {{- end }}
 {{- end }}

@@ -56,8 +56,24 @@ pub struct KubernetesSpec {
     pub gateway_api: Option<GatewayApiSpec>,
     /// The writer of ServiceImports; `None`: this registry writes none.
     pub import_writer: Option<LeaseSpec>,
-    /// True if the writer of ServiceImports also writes their EndpointSlices.
-    pub import_slices: bool,
+    /// The objects that the writer of ServiceImports writes beside them.
+    pub import_extras: ImportExtras,
+}
+
+/// The objects that the writer of ServiceImports writes beside them.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct ImportExtras {
+    /// True for the EndpointSlices of imports.
+    pub slices: bool,
+    /// True for Services with a virtual address, with EndpointSlices of their own, in a cluster that does not export the service.
+    pub derived_services: bool,
+}
+
+impl ImportExtras {
+    /// Returns true if EndpointSlices are among them.
+    pub fn has_slices(self) -> bool {
+        self.slices || self.derived_services
+    }
 }
 
 /// The use of ServiceImports beside reading them.
@@ -143,7 +159,7 @@ impl KubernetesSpec {
             waypoints: false,
             gateway_api: None,
             import_writer: None,
-            import_slices: false,
+            import_extras: ImportExtras::default(),
         }
     }
 }

@@ -161,6 +161,10 @@ keys! {
         /// the endpoints of each exporting cluster that are on the network of the registry, up to 1,000 per cluster and address
         /// family, and the label `endpointslice.kubernetes.io/managed-by: isthmus.io`.
         SLICES "slices": form::Boolean = false;
+        /// With `true`, the registry also writes a Service with a cluster IP for each of these ServiceImports whose service the
+        /// cluster does not export, so that pods outside the mesh reach the service: see
+        /// [ServiceImports](../docs/kubernetes.md#serviceimports). Requires `serviceImports: write`.
+        DERIVED_SERVICES "derivedServices": form::Boolean = false;
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + GATEWAYS
 
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is

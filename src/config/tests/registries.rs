@@ -148,10 +148,14 @@ fn a_registry_that_writes_imports_knows_whether_it_reads_other_clusters() {
         writers(&format!("{east}, {{kubernetesClusters: {{folder: f}}}}"))[0],
         is_written(Knows::OtherClusters)
     );
-    refused_with(
-        "registries: [{kubernetes: {cluster: east, kubeconfig: k, slices: true}}]",
-        &[":2:66: registries[0].kubernetes.slices: found true, which requires serviceImports: write"],
-    );
+    for (column, key) in [(66, "slices"), (75, "derivedServices")] {
+        refused_with(
+            &format!("registries: [{{kubernetes: {{cluster: east, kubeconfig: k, {key}: true}}}}]"),
+            &[&format!(
+                ":2:{column}: registries[0].kubernetes.{key}: found true, which requires serviceImports: write"
+            )],
+        );
+    }
     let why = "serviceEntries: found true, which cannot be used with namespaces.only: whose an address is is known only if all \
                namespaces are read";
     for (at, kind, keys) in

@@ -5,8 +5,10 @@ use std::sync::Arc;
 use super::super::imports::{ImportWriter, Imports};
 use super::super::kinds::Kind;
 use super::super::kinds::namespace::NamespaceRecord;
+use super::super::kinds::service_import::Ready;
 use super::super::writer::Turns;
 use super::Index;
+use isthmus_net::channel::cut;
 use isthmus_registry::change::Report;
 
 impl Index {
@@ -22,12 +24,15 @@ impl Index {
         let namespaces = tables.namespaces.iter().filter(is_read).map(|(name, _)| name.clone());
         let objects = tables.imports.iter().filter(|(key, _)| self.is_read(key));
         let slices = tables.imported_slices.iter().filter(|(key, _)| self.is_read(key));
-        let slices = slices.map(|(key, slice)| (key.clone(), Some(slice.clone())));
+        let services = || tables.derived_services.iter().filter(|(key, _)| self.is_read(key));
         Some(Imports {
             is_known: self.imports_are_known(),
             namespaces: namespaces.collect(),
             objects: objects.map(|(key, import)| (key.clone(), import.own.clone())).collect(),
-            slices: tables.spec.import_slices.then(|| slices.collect()),
+            slices: slices.map(|(key, slice)| (key.clone(), Some(slice.clone()))).collect(),
+            services: services().map(|(key, found)| (key.clone(), Some(found.content.clone()))).collect(),
+            addresses: services().map(|(key, found)| (key.clone(), found.ips.clone())).collect(),
+            extras: tables.spec.import_extras,
             network: tables.network(),
         })
     }
@@ -42,6 +47,18 @@ impl Index {
             let why = "not written: the cluster does not have the CRD serviceimports.multicluster.x-k8s.io";
             report.facts.push((ImportWriter::DUTY.subject, why.to_owned()));
         }
+        let unreached = self.tables.imports.iter().filter_map(|(key, import)| {
+            let ready = import.own.as_ref()?.ready.as_ref().filter(|ready| ready.reason != Ready::ALL)?;
+            Some(format!("{key}: {}", cut(&ready.message)))
+        });
+        let mut unreached = unreached.peekable();
+        if let Some(first) = unreached.peek().cloned() {
+            let count = unreached.count();
+            report.facts.push((
+                "ServiceImports with ports that pods outside the mesh do not reach",
+                format!("{count} (first: {first})"),
+            ));
+        }
         let theirs = self.tables.imports.iter().filter(|(_, import)| import.own.is_none()).count();
         if theirs > 0 {
             report.facts.push(("ServiceImports of other programs", theirs.to_string()));
@@ -50,7 +67,8 @@ impl Index {
 
     /// Returns true if the cluster has the kind, and all imports and their slices were listed.
     fn imports_are_known(&self) -> bool {
-        let is_of_imports = |kind| matches!(kind, Kind::ServiceImport | Kind::ImportedSlice);
+        let is_of_imports =
+            |kind| matches!(kind, Kind::ServiceImport | Kind::ImportedSlice | Kind::DerivedService);
         let mut watches = self.watches.all.iter().filter(|watch| is_of_imports(watch.kind));
         watches.all(|watch| watch.is_synced && watch.absent.is_none())
     }

@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
+use super::derived_service::IMPORT;
 use super::endpoint_slice::EndpointObject;
 use super::own_object::OwnObject;
 use super::{Facts, Kind, Reading, Tables, Watched};
@@ -14,10 +15,10 @@ use isthmus_model::endpoint::Health;
 
 /// The label and its value by which a slice is one that this program writes.
 const MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "isthmus.io");
-/// The label with the name of the service, which kube-proxy does not read.
-const SERVICE: &str = "multicluster.kubernetes.io/service-name";
 /// The label with the name of the cluster whose endpoints a slice has.
 const CLUSTER: &str = "multicluster.kubernetes.io/source-cluster";
+/// The label with the name of the Service whose endpoints a slice has, by which kube-proxy finds the slice.
+const SERVICE: &str = "kubernetes.io/service-name";
 
 objects! {
     /// `EndpointSlice` of `discovery.k8s.io/v1`.
@@ -29,7 +30,7 @@ impl Watched for ImportedSlice {
         plural: "endpointslices",
         versions: &["apis/discovery.k8s.io/v1"],
         labels: "endpointslice.kubernetes.io%2Fmanaged-by%3Disthmus.io",
-        is_wanted: |spec| spec.import_writer.is_some() && spec.import_slices,
+        is_wanted: |spec| spec.import_writer.is_some() && spec.import_extras.has_slices(),
         ..Facts::CORE
     };
 
@@ -46,13 +47,31 @@ impl Watched for ImportedSlice {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct SliceContent {
     /// The name of the ServiceImport, which is in the same namespace.
-    pub(crate) service: String,
-    /// The cluster of the endpoints.
-    pub(crate) cluster: String,
+    pub(crate) import: String,
+    pub(crate) of: SliceOf,
     pub(crate) is_ipv6: bool,
     /// The names and numbers of TCP ports.
     pub(crate) ports: Vec<(String, u16)>,
     pub(crate) endpoints: Vec<ImportedEndpoint>,
+}
+
+/// The source of a slice's endpoints.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum SliceOf {
+    /// The endpoints of a cluster that exports the service.
+    Cluster(String),
+    /// The addresses to which a derived Service of this name leads.
+    Derived(String),
+}
+
+impl SliceOf {
+    /// Returns the label that says so, and its value.
+    fn label(&self) -> (&'static str, &str) {
+        match self {
+            Self::Cluster(name) => (CLUSTER, name),
+            Self::Derived(name) => (SERVICE, name),
+        }
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Eq, PartialOrd, Ord)]
@@ -123,8 +142,11 @@ impl OwnObject for ImportedSlice {
         }
         let tcp = self.ports.iter().filter(|found| matches!(found.protocol.as_str(), "" | "TCP"));
         Some(SliceContent {
-            service: label(SERVICE)?.to_owned(),
-            cluster: label(CLUSTER)?.to_owned(),
+            import: label(IMPORT)?.to_owned(),
+            of: match label(CLUSTER) {
+                Some(cluster) => SliceOf::Cluster(cluster.to_owned()),
+                None => SliceOf::Derived(label(SERVICE)?.to_owned()),
+            },
             is_ipv6: self.address_type == "IPv6",
             ports: tcp.filter_map(|found| Some((found.name.clone(), port(found.port)?))).collect(),
             endpoints: self.endpoints.iter().filter_map(ImportedEndpoint::read).collect(),
@@ -132,7 +154,8 @@ impl OwnObject for ImportedSlice {
     }
 
     fn new_object(key: &ObjectKey, content: &SliceContent) -> Value {
-        let labels = json!({MANAGED_BY.0: MANAGED_BY.1, SERVICE: content.service, CLUSTER: content.cluster});
+        let (label, of) = content.of.label();
+        let labels = json!({MANAGED_BY.0: MANAGED_BY.1, IMPORT: content.import, label: of});
         json!({
             "metadata": {"namespace": &*key.namespace, "name": &*key.name, "labels": labels},
             "addressType": if content.is_ipv6 { "IPv6" } else { "IPv4" },
@@ -140,7 +163,7 @@ impl OwnObject for ImportedSlice {
         })
     }
 
-    /// The service, the cluster and the family are part of the name of a slice, so they do not change.
+    /// The import, the source and the family are part of the name of a slice, so they do not change.
     fn patch(&self, wanted: &SliceContent) -> Option<Value> {
         let version = &self.metadata.resource_version;
         (self.content().as_ref() != Some(wanted)).then(|| {
@@ -152,7 +175,7 @@ impl OwnObject for ImportedSlice {
     }
 
     fn owner(key: &ObjectKey, content: &SliceContent) -> Option<(Kind, ObjectKey)> {
-        let owner = ObjectKey { namespace: key.namespace.clone(), name: content.service.as_str().into() };
+        let owner = ObjectKey { namespace: key.namespace.clone(), name: content.import.as_str().into() };
         Some((Kind::ServiceImport, owner))
     }
 }
@@ -169,8 +192,8 @@ mod tests {
             zone: zone.to_owned(),
         };
         let wanted = SliceContent {
-            service: "web".to_owned(),
-            cluster: "east".to_owned(),
+            import: "web".to_owned(),
+            of: SliceOf::Cluster("east".to_owned()),
             is_ipv6: false,
             ports: vec![("https".to_owned(), 8443)],
             endpoints: vec![
@@ -184,6 +207,8 @@ mod tests {
         let read = |object: &Value| serde_json::from_value::<ImportedSlice>(object.clone()).expect("a slice");
         assert_eq!(read(&object).content(), Some(wanted.clone()));
         assert_eq!(read(&object).patch(&wanted), None);
+        let derived = SliceContent { of: SliceOf::Derived("isthmus-1".to_owned()), ..wanted.clone() };
+        assert_eq!(read(&ImportedSlice::new_object(&key, &derived)).content(), Some(derived));
         let fewer = SliceContent { endpoints: Vec::new(), ..wanted };
         assert_eq!(read(&object).patch(&fewer).expect("it differs")["endpoints"], json!([]));
         object["metadata"]["labels"][MANAGED_BY.0] = "other".into();

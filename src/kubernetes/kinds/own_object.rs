@@ -9,6 +9,9 @@ use super::Kind;
 use crate::objects::Meta;
 use crate::table::ObjectKey;
 
+/// The label and its value by which a ServiceImport or Service is one that this program writes.
+pub(crate) const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "isthmus");
+
 /// An object as the API server has it.
 pub(crate) trait OwnObject: DeserializeOwned {
     /// The part of an object that this program writes.
@@ -29,8 +32,8 @@ pub(crate) trait OwnObject: DeserializeOwned {
     /// Returns the merge patch that gives the object this content, without its status; `None` if the object has it.
     fn patch(&self, wanted: &Self::Content) -> Option<Value>;
 
-    /// Returns the merge patch of the status; `None` if the object has it.
-    fn status_patch(&self, _wanted: &Self::Content) -> Option<Value> {
+    /// Returns the merge patch of the status at a time (RFC 3339); `None` if the object has it.
+    fn status_patch(&self, _wanted: &Self::Content, _now: &str) -> Option<Value> {
         None
     }
 

@@ -5,6 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::derived_service::is_derived;
 use super::waypoint::{CanaryWeight, canary_weight};
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::interner::Interner;
@@ -83,7 +84,7 @@ impl Watched for Service {
     type Rows = Table<ObjectKey, Box<ServiceRecord>>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<Box<ServiceRecord>> {
-        Some(Box::new(ServiceRecord::read(self, reading)))
+        (!is_derived(&self.metadata.labels)).then(|| Box::new(ServiceRecord::read(self, reading)))
     }
 
     fn touch(touched: Touched<ObjectKey, Box<ServiceRecord>>, tables: &mut Tables) {

@@ -7,17 +7,17 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::own_object::OwnObject;
+use super::own_object::{MANAGED_BY, OwnObject};
 use super::service::SessionAffinityConfig;
 use super::{Facts, Kind, Reading, Tables, Watched};
 use crate::objects::{Meta, Port, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_registry::change::ExportedPort;
 
-/// The label and its value by which an import is one that this program writes.
-pub(crate) const MANAGED_BY: (&str, &str) = ("app.kubernetes.io/managed-by", "isthmus");
 /// The annotation with the names of the labels and annotations that the ServiceExport has given an import ([`ExportedNames`]).
 const EXPORTED: &str = "isthmus.io/exported";
+/// The type of the condition that says whether pods of the cluster can call the service.
+const READY: &str = "Ready";
 /// The fields of the `spec` that an import may lack.
 const OPTIONAL: [&str; 5] =
     ["ips", "ipFamilies", "sessionAffinityConfig", "trafficDistribution", "internalTrafficPolicy"];
@@ -36,8 +36,18 @@ objects! {
         traffic_distribution: String,
         internal_traffic_policy: String,
     }
-    ImportStatus { clusters: Vec<ImportCluster>, }
+    ImportStatus { clusters: Vec<ImportCluster>, conditions: Vec<StatusCondition>, }
     ImportCluster { cluster: String, }
+    /// `metav1.Condition`, with all fields, so that the conditions of other programs can be written back.
+    StatusCondition {
+        #[serde(rename = "type")]
+        kind: String,
+        status: String,
+        reason: String,
+        message: String,
+        last_transition_time: String,
+        observed_generation: i64,
+    }
 }
 
 impl Watched for ServiceImport {
@@ -105,6 +115,26 @@ pub(crate) struct ImportContent {
     pub(crate) annotations: Texts,
     /// The clusters that export the service.
     pub(crate) clusters: BTreeSet<String>,
+    /// The condition [`READY`]; `None`: the import has none.
+    pub(crate) ready: Option<Ready>,
+}
+
+/// The condition [`READY`] of an import.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Ready {
+    /// `True` or `False`.
+    pub(crate) status: String,
+    pub(crate) reason: String,
+    pub(crate) message: String,
+}
+
+impl Ready {
+    /// The reason if pods outside the mesh reach all ports.
+    pub(crate) const ALL: &str = "Ready";
+    /// The reason if pods outside the mesh reach some ports.
+    pub(crate) const SOME: &str = "SomePorts";
+    /// The reason if pods outside the mesh reach no port.
+    pub(crate) const NONE: &str = "Pending";
 }
 
 /// The names of the labels and annotations that a ServiceExport has given an import, so that those that it does not give any more are
@@ -162,6 +192,11 @@ impl OwnObject for ServiceImport {
             labels: exported(&names.labels, &metadata.labels),
             annotations: exported(&names.annotations, &metadata.annotations),
             clusters: status.clusters.iter().map(|one| one.cluster.clone()).collect(),
+            ready: status.conditions.iter().find(|found| found.kind == READY).map(|found| Ready {
+                status: found.status.clone(),
+                reason: found.reason.clone(),
+                message: found.message.clone(),
+            }),
         })
     }
 
@@ -178,7 +213,8 @@ impl OwnObject for ServiceImport {
     }
 
     fn patch(&self, wanted: &ImportContent) -> Option<Value> {
-        let without_status = |content: ImportContent| ImportContent { clusters: BTreeSet::new(), ..content };
+        let without_status =
+            |content: ImportContent| ImportContent { clusters: BTreeSet::new(), ready: None, ..content };
         if self.content().map(without_status) == Some(without_status(wanted.clone())) {
             return None;
         }
@@ -202,22 +238,53 @@ impl OwnObject for ServiceImport {
         }))
     }
 
-    fn status_patch(&self, wanted: &ImportContent) -> Option<Value> {
-        let is_same = self.content().is_some_and(|content| content.clusters == wanted.clusters);
+    fn status_patch(&self, wanted: &ImportContent, now: &str) -> Option<Value> {
+        let has = self.content()?;
+        if (&has.clusters, &has.ready) == (&wanted.clusters, &wanted.ready) {
+            return None;
+        }
         let clusters: Vec<Value> = wanted.clusters.iter().map(|name| json!({"cluster": name})).collect();
-        (!is_same).then(|| {
-            json!({
-                "metadata": {"resourceVersion": self.metadata.resource_version},
-                "status": {"clusters": clusters},
-            })
-        })
+        let mut status = json!({"clusters": clusters});
+        if has.ready != wanted.ready {
+            status["conditions"] = self.conditions(wanted.ready.as_ref(), now);
+        }
+        Some(json!({"metadata": {"resourceVersion": self.metadata.resource_version}, "status": status}))
     }
 }
 
 impl ServiceImport {
+    /// Returns the conditions of the status with this one, and those of other programs as they are.
+    fn conditions(&self, ready: Option<&Ready>, now: &str) -> Value {
+        let all = &self.status.conditions;
+        let others = all.iter().filter(|found| found.kind != READY).map(StatusCondition::json);
+        let own = ready.map(|Ready { status, reason, message }| {
+            let before = all.iter().find(|found| found.kind == READY && found.status == *status);
+            let since = before.map(|found| found.last_transition_time.clone());
+            StatusCondition {
+                kind: READY.to_owned(),
+                status: status.clone(),
+                reason: reason.clone(),
+                message: message.clone(),
+                last_transition_time: since.unwrap_or_else(|| now.to_owned()),
+                observed_generation: self.metadata.generation,
+            }
+        });
+        others.chain(own.as_ref().map(StatusCondition::json)).collect()
+    }
+
     /// Returns the names of the labels and annotations that a ServiceExport has given.
     fn exported(&self) -> ExportedNames {
         ExportedNames::of(&self.metadata.annotations)
+    }
+}
+
+impl StatusCondition {
+    fn json(&self) -> Value {
+        let Self { kind, status, reason, message, last_transition_time, observed_generation } = self;
+        json!({
+            "type": kind, "status": status, "reason": reason, "message": message,
+            "lastTransitionTime": last_transition_time, "observedGeneration": observed_generation,
+        })
     }
 }
 
@@ -314,6 +381,33 @@ mod tests {
         assert_eq!(read(&object).content(), None);
         object["metadata"]["labels"] = Value::Null;
         assert_eq!(read(&object).content(), None);
+    }
+
+    #[test]
+    fn a_condition_keeps_its_time_while_its_status_stays_and_those_of_others_stay() {
+        let (first, second) = ("2026-11-22T18:40:11Z", "2026-11-22T18:41:11Z");
+        let ready = |status: &str, reason: &str| Ready {
+            status: status.to_owned(),
+            reason: reason.to_owned(),
+            message: "m".to_owned(),
+        };
+        let wanted = |ready: Option<Ready>| ImportContent { ready, ..content() };
+        let mut object = ServiceImport::new_object(&key(), &content());
+        let theirs = json!({"type": "Theirs", "status": "True", "reason": "R", "message": "",
+            "lastTransitionTime": first, "observedGeneration": 0});
+        object["status"] = json!({"conditions": [theirs]});
+        assert_eq!(read(&object).status_patch(&wanted(None), first), None);
+        let mut written = |status: Option<Ready>, now: &str| {
+            let patch = read(&object).status_patch(&wanted(status.clone()), now).expect("it differs");
+            object["status"]["conditions"] = patch["status"]["conditions"].clone();
+            assert_eq!(read(&object).content(), Some(wanted(status)));
+            assert_eq!(object["status"]["conditions"][0], theirs);
+            object["status"]["conditions"][1]["lastTransitionTime"].clone()
+        };
+        assert_eq!(written(Some(ready("True", Ready::ALL)), first), first);
+        assert_eq!(written(Some(ready("True", Ready::SOME)), second), first);
+        assert_eq!(written(Some(ready("False", Ready::NONE)), second), second);
+        assert_eq!(written(None, second), Value::Null);
     }
 
     #[test]

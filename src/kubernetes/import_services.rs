@@ -1,0 +1,137 @@
+//! The Services that are derived from ServiceImports (KEP-1645): in a cluster that does not export a service, they give the import a
+//! virtual address, by which pods outside the mesh reach the service. Their EndpointSlices lead to the gateways of the networks that
+//! have the endpoints. A gateway reads the server name of the client's own TLS, so only ports of TLS can be reached through it.
+
+use std::collections::BTreeMap;
+use std::net::{IpAddr, SocketAddr};
+use std::sync::Arc;
+
+use twox_hash::XxHash3_64;
+
+use super::import_slices::{ENDPOINTS_MAX, cut};
+use super::kinds::derived_service::DerivedContent;
+use super::kinds::imported_slice::{ImportedEndpoint, SliceContent, SliceOf};
+use super::kinds::service_import::{ImportContent, Ready};
+use super::table::ObjectKey;
+use isthmus_model::endpoint::Health;
+use isthmus_model::place::{ClusterId, Network};
+use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::change::ExportedPort;
+use isthmus_snapshot::clusterset_service::ClusterSetService;
+
+/// The largest number of ports that the condition of an import names; further ports are only counted.
+const PORTS_SHOWN: usize = 10;
+
+/// A Service that is derived from an import, and its slices.
+pub(super) struct Derived {
+    pub(super) key: ObjectKey,
+    pub(super) content: DerivedContent,
+    pub(super) slices: Vec<(ObjectKey, Arc<SliceContent>)>,
+    /// The number of ports that clients outside the mesh reach.
+    reached: usize,
+    /// The other ports, each with the reason.
+    unreached: Vec<String>,
+    server_name: String,
+}
+
+impl Derived {
+    /// Returns the Service of an import in a cluster on a network; `None` if the import needs none, because it is headless or its
+    /// cluster gives it an address otherwise.
+    pub(super) fn of(
+        snapshot: &Snapshot,
+        service: &ClusterSetService<'_>,
+        (import, content): (&ObjectKey, &ImportContent),
+        place: (&Network, &ClusterId),
+    ) -> Option<Self> {
+        let has_own = !content.ips.is_empty() || service.clusters.contains(place.1);
+        if has_own || content.is_headless || content.ports.is_empty() {
+            return None;
+        }
+        let name: Arc<str> = format!("isthmus-{:016x}", XxHash3_64::oneshot(import.name.as_bytes())).into();
+        let port = |port: &ExportedPort| (name_of(port), port.port, port.protocol.to_string());
+        let derived = DerivedContent {
+            import: import.name.to_string(),
+            ports: content.ports.iter().map(port).collect(),
+        };
+        let (mut slices, mut reached, mut unreached) = (Vec::new(), 0, Vec::new());
+        for port in &content.ports {
+            match service.plain_addresses(snapshot, port, place) {
+                Ok(addresses) => {
+                    let of = SliceOf::Derived(name.to_string());
+                    slices.extend(to(import, &of, &name_of(port), &addresses));
+                    reached += 1;
+                }
+                Err(why) => unreached.push(format!("{}/{} ({why})", port.port, port.protocol)),
+            }
+        }
+        let key = ObjectKey { namespace: import.namespace.clone(), name };
+        let server_name = service.hostname().to_owned();
+        Some(Self { key, content: derived, slices, reached, unreached, server_name })
+    }
+
+    /// Completes the content of the import, to which the cluster has given these addresses.
+    pub(super) fn complete(&self, addresses: &[IpAddr], import: &mut ImportContent) {
+        import.ips = addresses.iter().map(ToString::to_string).collect();
+        if !addresses.is_empty() {
+            let family = |ip: &IpAddr| if ip.is_ipv6() { "IPv6" } else { "IPv4" };
+            import.ip_families = addresses.iter().map(|ip| family(ip).to_owned()).collect();
+        }
+        import.ready = Some(self.ready(!addresses.is_empty()));
+    }
+
+    /// Returns the condition of the import.
+    fn ready(&self, has_address: bool) -> Ready {
+        let mut shown: Vec<String> = self.unreached.iter().take(PORTS_SHOWN).cloned().collect();
+        let more = self.unreached.len().saturating_sub(PORTS_SHOWN);
+        if more > 0 {
+            shown.push(format!("{more} more"));
+        }
+        let shown = shown.join(", ");
+        let (status, reason, message) = match (has_address, self.reached, self.unreached.len()) {
+            (false, ..) => {
+                ("False", Ready::NONE, format!("the Service {} has no cluster IP yet", self.key.name))
+            }
+            (true, 0, _) => ("False", Ready::NONE, format!("pods outside the mesh reach no port: {shown}")),
+            (true, _, 0) => (
+                "True",
+                Ready::ALL,
+                format!("pods outside the mesh reach all ports by the TLS server name {}", self.server_name),
+            ),
+            (true, ..) => (
+                "True",
+                Ready::SOME,
+                format!(
+                    "pods outside the mesh reach this service by the TLS server name {}, but not these ports: {shown}",
+                    self.server_name
+                ),
+            ),
+        };
+        Ready { status: status.to_owned(), reason: reason.to_owned(), message }
+    }
+}
+
+/// Returns the name of a port. A Service with several ports needs one for each.
+fn name_of(port: &ExportedPort) -> String {
+    if port.name.is_empty() { port.port.to_string() } else { port.name.to_string() }
+}
+
+/// Returns the slices that lead from a port to these addresses. The addresses of a slice have one port number.
+fn to(
+    import: &ObjectKey,
+    of: &SliceOf,
+    port: &str,
+    addresses: &[SocketAddr],
+) -> Vec<(ObjectKey, Arc<SliceContent>)> {
+    let mut groups: BTreeMap<(bool, u16), Vec<ImportedEndpoint>> = BTreeMap::new();
+    for address in addresses.iter().take(ENDPOINTS_MAX) {
+        let endpoint =
+            ImportedEndpoint { address: address.ip(), health: Health::Healthy, zone: String::new() };
+        groups.entry((address.is_ipv6(), address.port())).or_default().push(endpoint);
+    }
+    let slices = groups.into_iter().flat_map(|((is_ipv6, number), endpoints)| {
+        let (import_name, ports) = (import.name.to_string(), vec![(port.to_owned(), number)]);
+        let content = SliceContent { import: import_name, of: of.clone(), is_ipv6, ports, endpoints };
+        cut(&import.namespace, content)
+    });
+    slices.collect()
+}
