@@ -5,9 +5,8 @@ use std::path::PathBuf;
 
 use serde_json::{Value, json};
 
-use crate::support::helm::{Helm, NAMESPACE, RELEASE, chart, path, said, sets};
+use crate::support::helm::{NAMESPACE, RELEASE, chart, path, said, sets};
 use crate::support::kube::{self, Cluster, Options};
-use crate::support::yaml;
 
 /// A cluster, with the tools and files for installing the chart in it.
 struct Place {
@@ -60,39 +59,6 @@ impl Place {
 fn set(name: &str) -> String {
     let (_, file) = sets().into_iter().find(|(set, _)| set == name).expect("a set");
     path(&file).to_owned()
-}
-
-#[test]
-fn the_api_server_takes_every_set_of_values() {
-    let (Some(helm), Some(place)) = (Helm::installed(), Place::start()) else { return };
-    let enforce = "pod-security.kubernetes.io/enforce";
-    place.cluster.namespace("restricted", &json!({enforce: "restricted"}));
-    for (name, values) in sets() {
-        let rendered = helm.template(Some(&values), &[]).expect("rendered");
-        let file = place.file("rendered.yaml", &rendered);
-        let taken = place.kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &file]);
-        taken.unwrap_or_else(|error| panic!("{name}: {error}"));
-        // Pod Security admission rejects pods, not Deployments, so the test makes a pod of each template.
-        for (at, object) in yaml::documents(&rendered).iter().enumerate() {
-            let template = &object["spec"]["template"];
-            if template["spec"]["containers"].is_null() || template["spec"]["hostNetwork"] == true {
-                continue;
-            }
-            let metadata = json!({"name": format!("pod-{at}"), "namespace": "restricted"});
-            let mut pod =
-                json!({"apiVersion": "v1", "kind": "Pod", "metadata": metadata, "spec": template["spec"]});
-            // The set may name a priority class that this cluster does not have.
-            pod["spec"].as_object_mut().expect("a spec").remove("priorityClassName");
-            let file = place.file("pod.json", &pod.to_string());
-            let taken = place.kubectl(&["apply", "--dry-run=server", "--validate=strict", "-f", &file]);
-            taken.unwrap_or_else(|error| panic!("{name}: {error}"));
-            pod["spec"]["hostPID"] = true.into();
-            let file = place.file("pod.json", &pod.to_string());
-            let refused =
-                place.kubectl(&["apply", "--dry-run=server", "-f", &file]).expect_err("it is enforced");
-            assert!(refused.contains("violates PodSecurity"), "{refused}");
-        }
-    }
 }
 
 #[test]

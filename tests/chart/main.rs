@@ -12,3 +12,4 @@ mod monitoring;
 mod pod;
 mod rendered;
 mod values;
+mod variants;

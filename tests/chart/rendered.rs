@@ -424,7 +424,7 @@ fn the_gateway_takes_every_config_that_the_chart_writes() {
 }
 
 /// Validates a config in a folder that has the same files as a pod.
-fn validate(data: &Value) -> Result<(), String> {
+pub(crate) fn validate(data: &Value) -> Result<(), String> {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = PKI.issue(&[], Some("spiffe://cluster.local/ns/istio-system/sa/istio-eastwestgateway"));
     let files = [

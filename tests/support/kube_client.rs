@@ -159,6 +159,15 @@ impl Client {
         self.succeed("POST", list, (JSON, &object.to_string()))
     }
 
+    /// Has the server judge a new object as strictly as it can, without creating it. The error is what the server says.
+    pub fn judge(&self, object: &Value) -> Result<(), String> {
+        let path = path_of(object);
+        let (list, _) = path.rsplit_once('/').expect("a path");
+        let path = format!("{list}?dryRun=All&fieldValidation=Strict");
+        let answer = self.call("POST", &path, (JSON, &object.to_string()));
+        if (200..300).contains(&answer.status) { Ok(()) } else { Err(answer.body) }
+    }
+
     /// Sends an object to a path that does not follow from the object's kind: another list, or a subresource.
     #[track_caller]
     pub fn post(&self, path: &str, object: &Value) -> Value {
