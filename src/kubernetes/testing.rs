@@ -123,6 +123,7 @@ fn read(object: &str) -> Option<(Kind, Object)> {
         "Namespace" => Kind::Namespace,
         "Pod" => Kind::Pod,
         "Service" => Kind::Service,
+        "EndpointSlice" => Kind::EndpointSlice,
         "ServiceImport" => Kind::ServiceImport,
         _ => return None,
     };

@@ -6,8 +6,9 @@ use std::sync::Arc;
 
 use super::super::index::items::alias;
 use super::super::kinds::Tables;
+use super::super::kinds::endpoint_slice::SliceRecord;
 use super::super::kinds::gateway_route::{BackendRecord, ParentRecord, RouteId, RouteKind, RouteRecord};
-use super::super::kinds::service::ServiceClass;
+use super::super::kinds::service::{ServiceClass, ServiceRecord};
 use super::super::table::ObjectKey;
 use super::grants::{GROUP, allows, is_granted};
 use super::listeners::{Listener, ParentId, ParentKind, Parents};
@@ -270,6 +271,24 @@ fn exports(tables: &Tables, service: &ObjectKey, port: u16) -> bool {
     found.is_some_and(|found| found.ports.iter().any(|own| own.number == port))
 }
 
+/// Returns the `appProtocol` of a port, if it is one without TLS.
+fn plain_protocol(service: &ServiceRecord, port: u16) -> Option<&str> {
+    let found =
+        service.exported_ports.iter().find(|found| found.port == port && &*found.protocol == "TCP")?;
+    let is_plain = |protocol: &&str| matches!(*protocol, "http" | "kubernetes.io/h2c" | "kubernetes.io/ws");
+    Some(&*found.app_protocol).filter(is_plain)
+}
+
+/// Returns true if the EndpointSlices of a Service have endpoints, of which none is used because none has a pod. ServiceEntries and
+/// WorkloadEntries could add others.
+fn is_made_by_hand(tables: &Tables, service: &ObjectKey) -> bool {
+    if tables.spec.manual_endpoints || tables.spec.service_entries {
+        return false;
+    }
+    let made_by = || tables.slices_of(service).map(SliceRecord::made_by);
+    made_by().any(|(_, by_hand)| by_hand) && !made_by().any(|(of_pods, _)| of_pods)
+}
+
 /// Returns the service port of a backend. The error is the condition `ResolvedRefs`.
 fn backend(
     kind: RouteKind,
@@ -315,6 +334,16 @@ fn backend(
         }
         if !service.ports.iter().any(|own| own.number == port) {
             return Err(missing(format!("Service {target} has no TCP port {port}")));
+        }
+        if let Some(plain) = plain_protocol(service, port).filter(|_| kind == RouteKind::Tls) {
+            let why = format!(
+                "port {port} of Service {target} has the appProtocol {plain}, and a TLSRoute passes on the TLS of clients"
+            );
+            return Err(Verdict::no("UnsupportedProtocol", why));
+        }
+        if is_made_by_hand(tables, target) {
+            let why = "has only endpoints without a pod, which `manualEndpoints` of the registry allows";
+            return Err(missing(format!("Service {target} {why}")));
         }
         let name = format!("{}.{}.svc.{}", target.name, target.namespace, tables.spec.cluster_domain);
         HostName::parse(&name).ok()

@@ -222,6 +222,30 @@ fn a_route_is_attached_to_the_listeners_that_allow_it() {
     }
 }
 
+/// Returns an EndpointSlice of shop/web with one endpoint, which has this target.
+fn slice(name: &str, target: Value) -> Value {
+    json!({
+        "kind": "EndpointSlice", "addressType": "IPv4", "ports": [{"port": 443}],
+        "metadata": {"namespace": "shop", "name": name, "labels": {"kubernetes.io/service-name": "web"}},
+        "endpoints": [{"addresses": ["10.0.0.1"], "targetRef": target}],
+    })
+}
+
+#[test]
+fn a_route_follows_a_service_whose_endpoints_are_made_by_hand() {
+    let by_hand = slice("by-hand", json!(null));
+    let mut world = World::new(&[edge(json!({})), route("shop/web", &["a.test"], web()), by_hand.clone()]);
+    let unresolved = ["TLSRoute shop/web: ResolvedRefs=False/BackendNotFound", "edge tls: 1"];
+    assert_eq!(world.told(), unresolved);
+    let of_pod = slice("of-pod", json!({"kind": "Pod", "uid": "0123456789abcdef0123456789abcdef"}));
+    world.put(&of_pod);
+    assert_eq!(world.told(), ["edge tls: 1"], "an endpoint of a pod is used");
+    world.delete(&of_pod.to_string());
+    assert_eq!(world.told(), unresolved);
+    world.delete(&by_hand.to_string());
+    assert_eq!(world.told(), ["edge tls: 1"], "a Service may have no endpoints");
+}
+
 #[test]
 fn a_backend_that_cannot_be_used_is_refused_with_its_reason() {
     let import =
@@ -253,6 +277,34 @@ fn a_backend_that_cannot_be_used_is_refused_with_its_reason() {
             Some(service("shop/far", json!({"type": "ExternalName", "ports": [{"port": 443}]}))),
             unresolved("BackendNotFound"),
             "refused (1)",
+        ),
+        (
+            "a port without TLS",
+            json!([{"name": "plain", "port": 80}]),
+            Some(service("shop/plain", json!({"ports": [{"port": 80, "appProtocol": "kubernetes.io/h2c"}]}))),
+            unresolved("UnsupportedProtocol"),
+            "refused (1)",
+        ),
+        (
+            "a port whose name alone says HTTP",
+            json!([{"name": "plain", "port": 80}]),
+            Some(service("shop/plain", json!({"ports": [{"port": 80, "name": "http"}]}))),
+            attached(),
+            "plain.shop.svc.cluster.local:80 (1)",
+        ),
+        (
+            "endpoints that were made by hand",
+            json!([{"name": "web", "port": 443}]),
+            Some(slice("by-hand", json!(null))),
+            unresolved("BackendNotFound"),
+            "refused (1)",
+        ),
+        (
+            "endpoints of a pod",
+            json!([{"name": "web", "port": 443}]),
+            Some(slice("of-pods", json!({"kind": "Pod", "uid": "0123456789abcdef0123456789abcdef"}))),
+            attached(),
+            "web.shop.svc.cluster.local:443 (1)",
         ),
         (
             "an unknown kind",

@@ -91,7 +91,8 @@ impl Watched for Service {
         let Touched { key, before } = touched;
         let is_entrance = |service: &ServiceRecord| service.entrance.is_some();
         claim_addresses(&key, before.as_deref(), tables);
-        let as_backend = |service: &ServiceRecord| (service.class, service.ports.clone());
+        let as_backend =
+            |service: &ServiceRecord| (service.class, service.ports.clone(), service.exported_ports.clone());
         let now = tables.services.get(&key).map(|now| as_backend(now));
         if now != before.as_ref().map(|before| as_backend(before)) {
             tables.mark_backend(&key);
