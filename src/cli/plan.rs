@@ -261,6 +261,7 @@ fn service(listed: &Listed) -> Option<Service> {
         import: None,
         load_balancing: None,
         families: ServiceFamilies::Automatic,
+        identities: Box::default(),
         withheld: Box::default(),
     })
 }

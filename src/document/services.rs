@@ -190,6 +190,7 @@ impl ServiceReader {
             import: None,
             load_balancing: None,
             families: ServiceFamilies::Automatic,
+            identities: Box::default(),
             withheld: Box::default(),
         }
     }

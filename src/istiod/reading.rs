@@ -342,6 +342,7 @@ impl Reading {
             import: None,
             load_balancing: convert::load_balancing(found),
             families: convert::families(found),
+            identities: Box::default(),
             withheld: Box::default(),
         });
         let waypoints = convert::waypoints(found, network);

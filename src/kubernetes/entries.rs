@@ -1,7 +1,7 @@
 //! Makes endpoints from ServiceEntries and WorkloadEntries, as istiod does: the endpoints that a ServiceEntry has or selects, and the
 //! WorkloadEntries that a Service selects beside its pods.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use super::endpoints::{Instance, Made, Sources, finished, of_slices};
@@ -15,6 +15,7 @@ use super::mutual_tls::ServiceTls;
 use super::table::ObjectKey;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Labels;
+use isthmus_model::identity::Identity;
 use isthmus_model::name::HostName;
 use isthmus_model::service::Withheld;
 
@@ -65,6 +66,12 @@ pub(super) fn ports(entries: &[(&ObjectKey, &EntryRecord)]) -> Vec<PortRecord> {
         }
     }
     ports
+}
+
+/// Returns the identities by which clients verify the endpoints of a host, besides those of the endpoints themselves.
+pub(super) fn identities(entries: &[(&ObjectKey, &EntryRecord)]) -> Box<[Identity]> {
+    let all: BTreeSet<&Identity> = entries.iter().flat_map(|(_, entry)| &entry.identities).collect();
+    all.into_iter().cloned().collect()
 }
 
 /// Adds the WorkloadEntries that a Service selects.

@@ -183,6 +183,9 @@ pub struct Service {
     /// The address families.
     #[serde(default)]
     pub families: ServiceFamilies,
+    /// The SPIFFE IDs by which clients verify the endpoints, besides those of the endpoints themselves.
+    #[serde(default)]
+    pub identities: Box<[Identity]>,
     /// How many endpoints the registry leaves out for each reason. A reason occurs at most once in the list.
     #[serde(skip)]
     pub withheld: Box<[(Withheld, u32)]>,

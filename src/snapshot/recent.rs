@@ -39,10 +39,12 @@ impl RecentIdentities {
     }
 }
 
-/// Returns the identities that the registries declare for the endpoints of a service.
+/// Returns the identities that the registries declare for a service and its endpoints.
 pub fn declared(hostname: &str, shards: &[Arc<Shard>]) -> BTreeSet<Identity> {
     let services = shards.iter().flat_map(|shard| shard.services_of(hostname));
-    let all: BTreeSet<&Identity> = services.flat_map(|service| identities_of(&service.endpoints)).collect();
+    let of_service =
+        services.flat_map(|service| identities_of(&service.endpoints).chain(&service.identities));
+    let all: BTreeSet<&Identity> = of_service.collect();
     all.into_iter().cloned().collect()
 }
 

@@ -452,9 +452,15 @@ impl ServiceView {
         self.recent.iter().flat_map(|recent| &recent.lost)
     }
 
-    /// Returns the declared identities of the endpoints; one may occur several times.
+    /// Returns the declared identities of the endpoints, and those of the service itself; one may occur several times.
     pub fn declared_identities(&self) -> impl Iterator<Item = &Identity> {
-        self.parts.iter().flat_map(|part| identities_of(&part.service.endpoints))
+        let of_endpoints = self.parts.iter().flat_map(|part| identities_of(&part.service.endpoints));
+        of_endpoints.chain(self.own_identities())
+    }
+
+    /// Returns the identities that registries declare for the service, besides those of its endpoints.
+    pub fn own_identities(&self) -> impl Iterator<Item = &Identity> {
+        self.parts.iter().flat_map(|part| &part.service.identities)
     }
 
     /// Returns the parts whose endpoints are used for a port, in order of registry. Each comes with the registry's own port,

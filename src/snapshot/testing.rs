@@ -242,6 +242,7 @@ pub fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoint>) ->
         import: None,
         load_balancing: None,
         families: ServiceFamilies::Automatic,
+        identities: Box::default(),
         withheld: Box::default(),
     }
 }

@@ -50,6 +50,9 @@ impl Peers {
         }
         nameless |= peers.identities.is_empty();
         if peers.any {
+            // Those that are written for the service stand for the endpoints without one.
+            nameless &= service.own_identities().next().is_none();
+            peers.identities.extend(service.own_identities().cloned());
             peers.identities.extend(service.lost_identities().cloned());
         }
         let prefix = |domain: &TrustDomain, namespace: &str| -> Arc<str> {

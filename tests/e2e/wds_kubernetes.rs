@@ -72,6 +72,10 @@ fn waypoint(key: (&str, &str), waypoint_for: &str, allowed: &Value) -> Value {
 
 impl World {
     pub(crate) fn start(prepare: impl FnOnce(&FakeKube)) -> Self {
+        Self::with(CONFIG, prepare)
+    }
+
+    fn with(config: &str, prepare: impl FnOnce(&FakeKube)) -> Self {
         let fake = FakeKube::start();
         fake.change(|world| {
             world.installed.extend(["authorizationpolicies", "peerauthentications", "gateways"])
@@ -109,7 +113,7 @@ impl World {
         ] {
             std::fs::write(folder.path().join(name), text).expect("written");
         }
-        let gateway = Gateway::start_in(folder, CONFIG, &[]);
+        let gateway = Gateway::start_in(folder, config, &[]);
         Self { fake, review, gateway, tls: PKI.client(&["h2"]) }
     }
 
@@ -216,6 +220,44 @@ fn pods_are_workloads_of_their_nodes_and_services() {
     assert_eq!(client.told(ADDRESS).removed, [CALLER]);
     world.fake.put(&pod("new", "10.0.0.8", "node-1", &json!({})));
     assert_eq!(client.told(ADDRESS).names(), ["east//Pod/shop/new"]);
+}
+
+/// As with istiod, a ServiceEntry is a service with the identities that it names, and what it selects or has are workloads.
+#[test]
+fn entries_are_services_and_workloads() {
+    let config = CONFIG.replace("east.kubeconfig}", "east.kubeconfig, serviceEntries: true}");
+    let entry = |kind: &str, name: &str, spec: &Value| json!({"kind": kind, "metadata": {"name": name, "namespace": "shop"}, "spec": spec});
+    let db = "spiffe://cluster.local/ns/shop/sa/db";
+    let world = World::with(&config, |fake| {
+        fake.change(|world| world.installed.extend(["serviceentries", "workloadentries"]));
+        let vm = json!({"address": "10.9.0.1", "serviceAccount": "vms",
+            "labels": {"app": "vm", "networking.istio.io/tunnel": "http"}});
+        fake.put(&entry("WorkloadEntry", "vm", &vm));
+        let ports = json!([{"number": 80, "name": "http", "protocol": "HTTP", "targetPort": 8080}]);
+        let selecting = json!({"hosts": ["vm.test"], "location": "MESH_INTERNAL", "resolution": "STATIC", "ports": ports,
+            "addresses": ["240.240.7.1"], "workloadSelector": {"labels": {"app": "vm"}}, "subjectAltNames": [db]});
+        fake.put(&entry("ServiceEntry", "vm", &selecting));
+    });
+    let (mut client, addresses, _) = world.everything();
+    let service = addresses.service("shop/vm.test");
+    assert_eq!((service.text(2), service.text(3)), ("shop".into(), "vm.test".into()));
+    assert_eq!(service.message(4).bytes(2), [240, 240, 7, 1]);
+    let vms = "spiffe://cluster.local/ns/shop/sa/vms";
+    assert_eq!(service.texts(6), [db, vms]);
+    let workload = addresses.workload("Endpoint/net-east/10.9.0.1");
+    assert_eq!(
+        (workload.text(2), workload.text(7), workload.text(4)),
+        ("shop".into(), "vms".into(), "net-east".into())
+    );
+    assert_eq!((workload.bytes(3), workload.number(5)), (vec![10, 9, 0, 1], 1), "its address, and HBONE");
+    let serves = workload.messages(22);
+    assert_eq!(serves[0].text(1), "shop/vm.test");
+    let port = serves[0].message(2).message(1);
+    assert_eq!((port.number(1), port.number(2)), (80, 8080));
+    // A workload that goes is told, and so is a changed list of identities.
+    world.fake.delete("workloadentries", "shop/vm");
+    let told = client.told(ADDRESS);
+    assert_eq!(told.removed, ["Endpoint/net-east/10.9.0.1"]);
 }
 
 /// The values are those of an istiod of 2026-08 for the same objects.

@@ -575,3 +575,37 @@ fn what_is_made_step_by_step_is_what_is_made_at_once() {
         }
     }
 }
+
+#[test]
+fn the_identities_that_an_entry_names_are_those_of_its_host_and_others_are_ignored_aloud() {
+    let mut cluster = cluster();
+    let names = |list: &str| {
+        internal("db.test", &format!(r#""subjectAltNames":[{list}],"endpoints":[{{"address":"10.9.0.1"}}]"#))
+    };
+    let told = |cluster: &mut Cluster, service: &str| -> Vec<String> {
+        cluster.renew();
+        cluster.services[service].identities.iter().map(ToString::to_string).collect()
+    };
+    let (one, other) = ("spiffe://cluster.local/ns/shop/sa/db", "spiffe://far.example/db");
+    cluster.entry("a", &names(&format!(r#""{other}","db.example.com""#)));
+    assert_eq!(told(&mut cluster, "shop/db.test"), [other]);
+    assert_eq!(
+        cluster.ignored(),
+        [r#"1 ServiceEntry shop/a: its subjectAltNames have "db.example.com", which is no SPIFFE ID"#]
+    );
+    // Those of all entries of the host count.
+    cluster.entry("a", &names(&format!(r#""{other}""#)));
+    cluster.entry("b", &names(&format!(r#""{one}","{other}""#)));
+    assert_eq!(told(&mut cluster, "shop/db.test"), [one, other]);
+    assert!(cluster.ignored().is_empty());
+    // So do those of an entry for the host of a Service.
+    cluster.service("web", r#""clusterIP":"10.96.0.1","ports":[{"name":"http","port":80}]"#);
+    cluster.entry(
+        "c",
+        &internal(
+            "web.shop.svc.cluster.local",
+            &format!(r#""subjectAltNames":["{one}"],"endpoints":[{{"address":"10.9.0.3"}}]"#),
+        ),
+    );
+    assert_eq!(told(&mut cluster, WEB), [one]);
+}

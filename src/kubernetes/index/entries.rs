@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::claims::Owners;
 use super::super::endpoints::{Made, NODE_LABEL, Sources};
-use super::super::entries::{made_of_entries, ports, unusable};
+use super::super::entries::{identities, made_of_entries, ports, unusable};
 use super::super::kinds::Tables;
 use super::super::kinds::service_entry::EntryRecord;
 use super::super::table::{ObjectKey, Rows as _};
@@ -50,6 +50,7 @@ impl Index {
             import: None,
             load_balancing: load_balancing(tables, oldest),
             families: ServiceFamilies::default(),
+            identities: identities(&entries),
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
         let marks = marks(tables, &service.key, key, entry);

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::super::endpoints::{Made, NODE_LABEL, Sources};
-use super::super::entries::made;
+use super::super::entries::{identities, made};
 use super::super::kinds::Tables;
 use super::super::kinds::destination_rule::{Reach, RuleRecord};
 use super::super::kinds::service::{
@@ -85,6 +85,7 @@ impl Index {
                 .load_balancing(tables.distribution_of(&key.namespace))
                 .or_else(near_waypoint),
             families: record.families(),
+            identities: identities(&tables.entries_of(&hostname)),
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
         let exported = tables.exports.get(key).filter(|_| record.unmarkable.is_none());

@@ -11,8 +11,10 @@ use super::{Facts, Reading, Tables, Watched};
 use crate::objects::{Meta, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_model::endpoint::Labels;
+use isthmus_model::identity::Identity;
 use isthmus_model::name::HostName;
-use isthmus_settings::scope::AddressScope;
+use isthmus_net::channel::cut;
+use isthmus_snapshot::policy::AddressScope;
 
 /// The largest number of ServiceEntries that are read.
 const ENTRIES_MAX: usize = 20_000;
@@ -21,6 +23,8 @@ const HOSTS_MAX: usize = 256;
 /// The largest number of endpoints that one ServiceEntry has for all of its hosts together. Without it, one object of 1.5 MiB could have
 /// a million.
 const ENDPOINTS_MAX: usize = 20_000;
+/// The largest number of `subjectAltNames` of one ServiceEntry.
+const IDENTITIES_MAX: usize = 256;
 
 objects! {
     /// `ServiceEntry` of `networking.istio.io/v1`.
@@ -34,6 +38,7 @@ objects! {
         endpoints: Vec<WorkloadSpec>,
         workload_selector: Option<WorkloadSelector>,
         export_to: Vec<String>,
+        subject_alt_names: Vec<String>,
     }
     EntryPort { number: i64, name: String, protocol: String, target_port: i64, }
     WorkloadSelector { labels: Texts, }
@@ -100,13 +105,15 @@ pub(crate) struct EntryRecord {
     pub(crate) created: Arc<str>,
     /// The hosts that a service can have.
     pub(crate) hosts: Arc<[HostName]>,
-    /// Why one of the hosts, or the whole entry, cannot be used; `None` if all can.
+    /// Why one of the hosts or identities, or the whole entry, cannot be used; `None` if all can.
     pub(crate) unusable: Option<Arc<str>>,
     pub(crate) ports: Box<[PortRecord]>,
     pub(crate) resolution: Resolution,
     /// The labels of the workloads that are endpoints, in place of endpoints of its own.
     pub(crate) selector: Option<Labels>,
     pub(crate) endpoints: Box<[WorkloadRecord]>,
+    /// The identities by which clients verify the endpoints, besides those of the endpoints themselves (`subjectAltNames`).
+    pub(crate) identities: Box<[Identity]>,
     /// The virtual addresses, each for one host or for all.
     addresses: Box<[(Option<HostName>, IpAddr)]>,
     /// Why export rules do not apply, if so.
@@ -128,6 +135,13 @@ impl EntryRecord {
             (hosts, unusable) = (Vec::new(), Some(why));
         }
         let is_used = !hosts.is_empty();
+        let names = spec.subject_alt_names.iter().filter(|_| is_used).take(IDENTITIES_MAX);
+        let (identities, others): (Vec<_>, Vec<_>) =
+            names.map(|name| Identity::parse(name).map_err(|_| cut(name))).partition(Result::is_ok);
+        if let Some(name) = others.into_iter().find_map(Result::err) {
+            unusable
+                .get_or_insert_with(|| format!("its subjectAltNames have {name:?}, which is no SPIFFE ID"));
+        }
         let own = spec.endpoints.iter().filter(|_| is_used && spec.workload_selector.is_none());
         let own = own.map(|one| WorkloadRecord::read(one, &one.labels, &metadata.namespace, reading));
         let endpoints = own.collect();
@@ -154,6 +168,7 @@ impl EntryRecord {
             resolution,
             selector: selector.map(|selector| texts.labels(&selector.labels)),
             endpoints,
+            identities: identities.into_iter().flatten().collect(),
             addresses: addresses(metadata, spec, status, resolution),
             hidden: hidden(metadata, spec, &reading.spec.viewer).map(|why| texts.text(&why)),
             labels: texts.labels(&metadata.labels),

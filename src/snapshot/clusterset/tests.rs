@@ -59,6 +59,7 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
         import: None,
         load_balancing: None,
         families: ServiceFamilies::Automatic,
+        identities: Box::default(),
         withheld: Box::default(),
     };
     let mut shard = Shard::new(ClusterId::new(cluster), Network::new("net"), &RegistryScope::default());

@@ -309,6 +309,21 @@ fn a_service_of_a_peer_keeps_its_cluster_while_it_has_no_endpoint() {
 }
 
 #[test]
+fn the_identities_of_a_service_stand_for_those_of_its_endpoints_that_have_none() {
+    let peers = |identities: &[&str]| {
+        let identities = identities.iter().map(|text| Identity::parse(text).expect("legal")).collect();
+        let own = service("own.mesh", vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.1", 1)]);
+        let snapshot = mesh_with(vec![Service { identities, ..own }]).snapshot();
+        let own = snapshot.service("own.mesh").expect("there");
+        Peers::of(&snapshot, own, &own.ports[0])
+    };
+    let db = "spiffe://cluster.local/ns/shop/sa/db";
+    assert_eq!(peers(&[]).prefix.as_deref(), Some("spiffe://cluster.local/ns/shop/"));
+    let named = peers(&[db]);
+    assert_eq!((named.identities.len(), named.prefix), (1, None));
+}
+
+#[test]
 fn grpc_is_not_given_what_needs_a_peers_roots() {
     let (snapshot, history) = (mesh().snapshot(), ClusterHistory::default());
     let viewer = |client| Viewer {
