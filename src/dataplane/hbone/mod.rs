@@ -79,7 +79,8 @@ fn with_fewest(core: &Core) -> usize {
     let count = |(index, worker): &(usize, &WorkerHandle)| {
         (worker.hbone_connections.load(Ordering::Relaxed), *index != core.numbers.index())
     };
-    core.shared.workers.iter().enumerate().min_by_key(count).map_or(core.numbers.index(), |(index, _)| index)
+    let fewest = core.shared.workers.iter().enumerate().min_by_key(count);
+    fewest.map_or_else(|| core.numbers.index(), |(index, _)| index)
 }
 
 /// Serves a connection that another worker has sent.
