@@ -15,8 +15,8 @@ use super::kinds::service_import::{ImportContent, Ready};
 use super::table::ObjectKey;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::{ClusterId, Network};
+use isthmus_registry::change::ExportedPort;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::change::ExportedPort;
 use isthmus_snapshot::clusterset_service::ClusterSetService;
 
 /// The largest number of ports that the condition of an import names; further ports are only counted.

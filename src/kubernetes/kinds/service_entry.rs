@@ -14,7 +14,7 @@ use isthmus_model::endpoint::Labels;
 use isthmus_model::identity::Identity;
 use isthmus_model::name::HostName;
 use isthmus_net::channel::cut;
-use isthmus_snapshot::policy::AddressScope;
+use isthmus_settings::scope::AddressScope;
 
 /// The largest number of ServiceEntries that are read.
 const ENTRIES_MAX: usize = 20_000;
