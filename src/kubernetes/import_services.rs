@@ -2,7 +2,7 @@
 //! virtual address, by which pods outside the mesh reach the service. Their EndpointSlices lead to the gateways of the networks that
 //! have the endpoints. A gateway reads the server name of the client's own TLS, so only ports of TLS can be reached through it.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
@@ -13,6 +13,7 @@ use super::kinds::derived_service::DerivedContent;
 use super::kinds::imported_slice::{ImportedEndpoint, SliceContent, SliceOf};
 use super::kinds::service_import::{ImportContent, Ready};
 use super::table::ObjectKey;
+use isthmus_decisions::plain_client::plain_addresses;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_registry::change::ExportedPort;
@@ -55,7 +56,7 @@ impl Derived {
         };
         let (mut slices, mut reached, mut unreached) = (Vec::new(), 0, Vec::new());
         for port in &content.ports {
-            match service.plain_addresses(snapshot, port, place) {
+            match plain_addresses(snapshot, service, port, place) {
                 Ok(addresses) => {
                     let of = SliceOf::Derived(name.to_string());
                     slices.extend(to(import, &of, &name_of(port), &addresses));
@@ -120,7 +121,7 @@ fn to(
     import: &ObjectKey,
     of: &SliceOf,
     port: &str,
-    addresses: &[SocketAddr],
+    addresses: &BTreeSet<SocketAddr>,
 ) -> Vec<(ObjectKey, Arc<SliceContent>)> {
     let mut groups: BTreeMap<(bool, u16), Vec<ImportedEndpoint>> = BTreeMap::new();
     for address in addresses.iter().take(ENDPOINTS_MAX) {

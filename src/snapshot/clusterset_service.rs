@@ -2,13 +2,12 @@
 //! endpoints are those of the service's view; the differences between the clusters are found in `clusterset`.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::{IpAddr, SocketAddr};
+use std::net::IpAddr;
 
 use super::Snapshot;
 use super::clusterset::{DOMAIN, exported_ports};
 use super::service_view::{Part, ServiceView};
-use super::view::{ClientKind, Entry, EntryKind, ExclusionReason, Viewer, view};
-use isthmus_model::endpoint::{Endpoint, Health, TlsMode};
+use isthmus_model::endpoint::{Endpoint, Health};
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_registry::change::{Export, ExportedPort};
 
@@ -25,7 +24,8 @@ pub struct ClusterSetService<'s> {
     pub ports: Vec<ExportedPort>,
     /// The clusters that export the service.
     pub clusters: BTreeSet<&'s ClusterId>,
-    view: &'s ServiceView,
+    /// The merged service.
+    pub view: &'s ServiceView,
 }
 
 impl<'s> ClusterSetService<'s> {
@@ -84,40 +84,6 @@ impl<'s> ClusterSetService<'s> {
     /// Returns the host name, which is the server name of TLS clients.
     pub fn hostname(&self) -> &'s str {
         &self.view.name
-    }
-
-    /// Returns the addresses at which a client outside the mesh reaches a port, sorted: those of endpoints near it, and those of the
-    /// gateways of other networks, which read the server name of its own TLS. Fails with the reason if there are none.
-    pub fn plain_addresses(
-        &self,
-        snapshot: &'s Snapshot,
-        port: &ExportedPort,
-        (network, cluster): (&Network, &ClusterId),
-    ) -> Result<Vec<SocketAddr>, &'static str> {
-        let tcp = self.view.port(port.port).filter(|_| &*port.protocol == "TCP").ok_or("not a TCP port")?;
-        let (network, cluster) = (network.clone(), cluster.clone());
-        // Like a gRPC client, it calls gateways by the plain host name.
-        let viewer = Viewer { network, cluster, client: ClientKind::Grpc, ..Viewer::default() };
-        let assignment = view(snapshot, self.view, tcp, "", &viewer).unwrap_or_default();
-        // A client that knows no priorities gets the entries of the first one. Behind a gateway, endpoints of the mesh want its mTLS.
-        let can_call = |entry: &&Entry| entry.kind == EntryKind::Endpoint || entry.tls == TlsMode::Own;
-        let usable = || assignment.entries.iter().filter(can_call);
-        let Some(first) = usable().map(|entry| entry.priority).min() else {
-            if !assignment.entries.is_empty() {
-                return Err("only with mTLS of the mesh");
-            }
-            let Some(excluded) = assignment.excluded.first() else { return Err("no endpoint") };
-            let is_plain = excluded.reason == ExclusionReason::NoHostRoute && !tcp.protocol.is_tls();
-            return Err(if is_plain { "not a port of TLS" } else { excluded.reason.text() });
-        };
-        let first = usable().filter(|entry| entry.priority == first);
-        let of_entry = |entry: &Entry| {
-            let port = entry.address.port();
-            let all = [entry.address.ip()].into_iter().chain(entry.others.iter().copied());
-            all.map(move |ip| SocketAddr::new(ip, port)).collect::<Vec<_>>()
-        };
-        let all: BTreeSet<SocketAddr> = first.flat_map(of_entry).collect();
-        Ok(all.into_iter().collect())
     }
 
     /// Returns the addresses by which clients in a cluster reach the service: those that the cluster itself gives it, if it
