@@ -11,7 +11,8 @@
 //! ```
 //!
 //! The first listing after a start is judged against the last good copy on disk, so it waits for that copy, but no longer than the
-//! start waits for registries. A hold that an earlier process has begun ends when it would have ended there.
+//! start waits for registries. A hold that an earlier process has begun ends when it would have ended there, and until then the first
+//! listing waits for the copy.
 
 use std::collections::{BTreeMap, BTreeSet, HashSet};
 use std::sync::Arc;
@@ -56,8 +57,6 @@ pub(super) struct Lifecycle {
     withheld: Option<Draft>,
     /// True once the copy on disk was read, is known not to exist, or has not come in time.
     is_copy_read: bool,
-    /// When the first listing began to wait for the copy; `None` if none has waited.
-    copy_awaited: Option<Instant>,
     /// The hold that an earlier process has begun: its end, and whether the update leaves nothing.
     recalled_hold: Option<(Instant, bool)>,
     /// True if the task has completed a listing. Before that, single changes are dropped.
@@ -147,7 +146,6 @@ impl Lifecycle {
             listing: None,
             withheld: None,
             is_copy_read: false,
-            copy_awaited: None,
             recalled_hold: None,
             is_listed: false,
             lacking: BTreeSet::new(),
@@ -197,7 +195,6 @@ impl Lifecycle {
         self.epoch = epoch;
         self.listing = None;
         self.withheld = None;
-        self.copy_awaited = None;
         self.is_listed = false;
         self.flaws.clear();
     }
@@ -336,7 +333,6 @@ impl Lifecycle {
     fn accept_or_hold(&mut self, draft: Draft, now: Instant, options: &Options) -> Effect {
         if self.may_have_copy(options) {
             self.withheld = Some(draft);
-            self.copy_awaited.get_or_insert(now);
             return Effect::default();
         }
         // The held update is dropped, because the draft includes it.
@@ -447,10 +443,12 @@ impl Lifecycle {
         Some(effect)
     }
 
-    /// Returns true if the first listing has waited for the copy for as long as the start waits for registries.
+    /// Returns true if the first listing does not wait for the copy any longer: the start has stopped waiting for registries, and no hold
+    /// of an earlier process goes on, which without the copy would end at once.
     fn is_copy_late(&self, now: Instant, options: &Options) -> bool {
-        let is_late = |since: Instant| now.duration_since(since) >= options.start_timeout;
-        self.withheld.is_some() && self.copy_awaited.is_some_and(is_late)
+        let is_late = |start: Instant| now.duration_since(start) >= options.start_timeout;
+        let is_free = self.recalled_hold.is_none_or(|(until, _)| until <= now);
+        self.withheld.is_some() && self.from_start.is_some_and(is_late) && is_free
     }
 
     /// Uses the first listing although the copy was not read: a disk that hangs, or a fault of the task that reads copies, must not hide

@@ -705,7 +705,8 @@ fn the_first_listing_after_a_start_is_judged_against_the_copy() {
 fn the_first_listing_waits_for_a_copy_that_is_not_read_no_longer_than_the_start_waits() {
     let mut scenario = Scenario::restarted(file());
     scenario.options.start_timeout = Duration::from_secs(20);
-    assert_eq!((scenario.good(3), scenario.pass(10)), (0, None));
+    // The wait begins with the process, and not with the listing.
+    assert_eq!((scenario.pass(5), scenario.good(3), scenario.pass(5)), (None, 0, None));
     // A change after the listing does not begin the wait anew.
     scenario.apply(puts(4));
     assert_eq!(scenario.pass(9), None);
@@ -766,4 +767,21 @@ fn a_hold_ends_in_a_later_process_when_it_would_have_ended_in_the_earlier_one() 
     let restored = later(30);
     restored.is(RegistryState::Live, 30);
     assert_eq!(restored.registry.hold(present), None);
+    // A disk that hangs does not end the hold: the listing goes on waiting for the copy.
+    let waiting = || {
+        let mut waiting = Scenario::restarted(store());
+        waiting.options.start_timeout = Duration::from_secs(20);
+        waiting.registry.recall(&hold, Present { instant: waiting.now, ..present });
+        waiting.good(0);
+        assert_eq!(waiting.pass(199), None);
+        waiting.is(RegistryState::Missing, 0);
+        waiting
+    };
+    let mut read = waiting();
+    read.copy(Some(30));
+    read.is(RegistryState::Held, 30);
+    assert_eq!(read.pass(1), Some(30));
+    let mut hangs = waiting();
+    assert!(hangs.pass(1).is_some());
+    hangs.is(RegistryState::Live, 0);
 }
