@@ -33,7 +33,8 @@ pub(super) enum Timeout {
     Set(Duration),
     /// It follows from the distances of gateways, or is the default if there are none.
     ByDistance(Duration),
-    /// It is the largest one, because the distance of a gateway is not known yet.
+    /// It is the largest one, because the distance of a gateway is not known yet. In use, it is so only where no other by distance was
+    /// before.
     Assumed(Duration),
 }
 
@@ -88,8 +89,8 @@ fn by_distance(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> O
     Some(Timeout::ByDistance(VALUES.into_iter().find(|value| *value >= needed).unwrap_or(largest)))
 }
 
-/// The connect timeout in use. By distance, it changes at most once in [`HOLD`]; one that was assumed is replaced as soon as the distance
-/// is known. Time is an argument.
+/// The connect timeout in use. By distance, it changes at most once in [`HOLD`]; only one that was assumed at first is replaced as soon as
+/// the distance is known. Time is an argument.
 #[derive(Clone, Copy, Debug, Default)]
 pub(super) struct Held {
     /// The timeout in use; `None` before the first one.
@@ -112,8 +113,11 @@ impl Held {
             return;
         };
         (self.noted, self.is_behind) = (Some(now), false);
-        if let (Some(Timeout::ByDistance(used)), Timeout::ByDistance(time) | Timeout::Assumed(time)) =
-            (self.used, wanted)
+        let wanted = match (self.used, wanted) {
+            (Some(Timeout::ByDistance(_)), Timeout::Assumed(time)) => Timeout::ByDistance(time),
+            (_, wanted) => wanted,
+        };
+        if let (Some(Timeout::ByDistance(used)), Timeout::ByDistance(time)) = (self.used, wanted)
             && used != time
             && now.duration_since(*self.differs_since.get_or_insert(now)) < HOLD
         {
@@ -259,6 +263,19 @@ mod tests {
         // A network that is new changes the cluster like another distance: later.
         held.note(Some(Timeout::Assumed(3 * S)), at(60));
         assert_eq!(held.value(), S);
+        held.note(Some(Timeout::Assumed(3 * S)), at(660));
+        assert_eq!(held.value(), 3 * S);
+        for (wanted, second) in [(1, 670), (3, 680), (1, 690)] {
+            held.note(Some(Timeout::ByDistance(wanted * S)), at(second));
+            assert_eq!(held.value(), 3 * S, "its own hold has begun");
+        }
+        let mut held = Held::default();
+        for (wanted, second) in
+            [(Timeout::ByDistance(3 * S), 0), (Timeout::Assumed(3 * S), 10), (Timeout::ByDistance(S), 20)]
+        {
+            held.note(Some(wanted), at(second));
+            assert_eq!(held.value(), 3 * S, "{wanted:?}");
+        }
     }
 
     #[test]
