@@ -156,6 +156,11 @@ impl Upstream {
         if failures::is_of_address(reason) { &self.shared } else { &self.own }
     }
 
+    /// Records that a connection of this process has succeeded or failed.
+    fn learn(&self) {
+        [&self.shared, &self.own].into_iter().for_each(Failures::learn);
+    }
+
     /// Returns the last failure of a connection.
     fn last_failure(&self) -> Option<LastFailure> {
         self.shared.last().into_iter().chain(self.own.last()).max_by_key(|last| last.time)

@@ -201,16 +201,16 @@ impl Upstreams {
         } = belief;
         let ejected = ejected_until.map(|until| present.until(until)).filter(|left| !left.is_zero());
         let upstream = self.upstream_at(key);
-        if upstream.in_flight() != 0 || upstream.connects.quantile(1.0).is_some() {
-            // What this process has seen of the endpoint is newer.
+        if upstream.own.is_known() {
             return;
         }
         let silence = &upstream.silence;
         for (to, from) in [(&upstream.not_counted, not_counted), (&silence.count, silences)] {
             to.store(from, Ordering::Relaxed);
         }
-        self.recall_failures(&upstream.shared, shared, present);
-        self.recall_failures(&upstream.own, own, present);
+        for (failures, belief) in [(&*upstream.shared, shared), (&upstream.own, own)] {
+            self.recall_failures(failures, belief, present);
+        }
         upstream.address.store(first, Ordering::Relaxed);
         let at = |moment: Moment| present.instant_of(moment).map_or(1, |at| self.at(at));
         for (to, from) in
@@ -235,8 +235,8 @@ impl Upstreams {
     fn recall_failures(&self, failures: &Failures, belief: FailuresBelief, present: Present) {
         let FailuresBelief { count, at, last } = belief;
         let at = at.and_then(|at| present.instant_of(at)).map_or(0, |at| self.at(at));
-        if failures.at() > at {
-            // Another service has failed at the address in this process.
+        if failures.is_known() || failures.at() > at {
+            // Another service has called the address, in this process or later in an earlier one.
             return;
         }
         failures.count.store(count, Ordering::Relaxed);

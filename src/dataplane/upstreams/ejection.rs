@@ -42,6 +42,7 @@ impl Upstreams {
     /// Records that the endpoint has taken a connection.
     pub fn succeeded(&self, in_flight: &InFlight, now: Instant) {
         let upstream = in_flight.upstream();
+        upstream.learn();
         [&upstream.shared, &upstream.own].into_iter().for_each(Failures::forgive);
         // The value is read before it is written, as for failures.
         if upstream.not_counted.load(Ordering::Relaxed) != 0 {
@@ -62,6 +63,7 @@ impl Upstreams {
     pub(super) fn count_failure(&self, upstream: &Upstream, candidates: &Candidates, failure: Failure) {
         let labels = [("service", service_of(&candidates.group)), ("reason", failure.reason.text())];
         self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
+        upstream.learn();
         upstream.failures_for(failure.reason).set_last(failure.now(false));
     }
 

@@ -5,7 +5,7 @@
 //! What depends on the hello belongs to the service: an endpoint that closes, resets, sends an alert or is silent may do so because of
 //! the hello, and the odd hellos of one tenant's clients must not take the endpoint from another tenant's service.
 
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 
 use crate::endpoint_state::LastFailure;
@@ -25,6 +25,8 @@ pub(super) struct Failures {
     pub(super) at: AtomicU64,
     /// The last failure of a connection. Its lock is taken only when one fails, and by readers of the API.
     last: Mutex<Option<LastFailure>>,
+    /// True once a connection of this process has succeeded or failed: what an earlier process knew is older.
+    is_known: AtomicBool,
 }
 
 impl Failures {
@@ -50,6 +52,19 @@ impl Failures {
         if self.count() != 0 {
             self.count.store(0, Ordering::Relaxed);
         }
+    }
+
+    /// Records that a connection of this process has succeeded or failed.
+    pub(super) fn learn(&self) {
+        // The value is read before it is written, as in [`Self::forgive`].
+        if !self.is_known() {
+            self.is_known.store(true, Ordering::Relaxed);
+        }
+    }
+
+    /// Returns true if a connection of this process has succeeded or failed.
+    pub(super) fn is_known(&self) -> bool {
+        self.is_known.load(Ordering::Relaxed)
     }
 
     pub(super) fn set_last(&self, last: LastFailure) {

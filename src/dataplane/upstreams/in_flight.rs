@@ -67,6 +67,7 @@ impl InFlight {
 
     /// Records the time until the endpoint accepted the connection.
     pub(crate) fn connected(&self, after: Duration) {
+        self.upstream.learn();
         self.upstream.connects.record(after);
     }
 

@@ -601,3 +601,26 @@ fn bytes_that_are_not_acknowledged_make_an_endpoint_silent_while_they_last() {
     drop(other);
     assert_eq!((unacknowledged(), troubled(&upstreams).len()), (Some(0), 0));
 }
+
+#[tokio::test(start_paused = true)]
+async fn what_this_process_has_seen_of_an_address_is_newer_than_any_belief() {
+    let services = ["early", "late"].map(|name| of_service(name, 3, Some(Ejection::default())));
+    let [early, late] = services.map(Arc::new);
+    let (first, next) = (upstreams(), upstreams());
+    for _ in 0..4 {
+        first.failed(&begin(&first, &early, 0), &early, Reason::EndpointRefused.into());
+        first.failed(&begin(&first, &late, 1), &late, Reason::EndpointClosed.into());
+    }
+    first.failed_perhaps(&begin(&first, &late, 0), &late, Reason::EndpointClosed.into());
+    let present = Present::now();
+    next.recall_endpoints(first.beliefs(present).0);
+    assert!(next.find_recalled(&[&early], present), "the registry of the other is not read");
+    let in_a_row =
+        |set: &Candidates, index: usize| next.state(&set.endpoints()[index].key).map(|state| state.in_a_row);
+    assert_eq!(in_a_row(&early, 0), Some(4));
+    next.succeeded(&begin(&next, &early, 0), Instant::now());
+    // A dial that fails is news as well.
+    next.failed_perhaps(&begin(&next, &late, 1), &late, Reason::EndpointClosed.into());
+    assert!(!next.find_recalled(&[&late], present));
+    assert_eq!([in_a_row(&late, 0), in_a_row(&late, 1)], [Some(1); 2], "what is its own is recalled once");
+}
