@@ -86,6 +86,8 @@ pub struct Upstream {
     judged: AtomicU64,
     /// The end of the ejection, in milliseconds on the clock of [`Upstreams::now`]; 0 if the endpoint is not ejected.
     ejected_until: AtomicU64,
+    /// True if the endpoint would not have been ejected last without the failures of its address.
+    ejected_for_address: AtomicBool,
     /// The number of consecutive failed health checks.
     checks_failed: AtomicU32,
     /// The failure of the last health check that failed.
@@ -260,6 +262,7 @@ impl Upstreams {
                 address: AtomicUsize::new(0),
                 judged: AtomicU64::new(0),
                 ejected_until: AtomicU64::new(0),
+                ejected_for_address: AtomicBool::new(false),
                 checks_failed: AtomicU32::new(0),
                 failed_check: Mutex::default(),
                 unhealthy: AtomicBool::new(false),

@@ -82,6 +82,8 @@ impl Upstreams {
             address: first,
             judged: _,
             ejected_until,
+            // It follows from the failures.
+            ejected_for_address: _,
             // See `check_belief`.
             checks_failed: _,
             failed_check: _,

@@ -26,12 +26,18 @@ impl Upstream {
         self.shared.count().saturating_add(self.own.count())
     }
 
+    /// Returns the time of the last failure in a row; 0 if there is none.
+    fn failed_at(&self) -> u64 {
+        let in_a_row = [&*self.shared, &self.own].into_iter().filter(|failures| failures.count() != 0);
+        in_a_row.map(Failures::at).max().unwrap_or_default()
+    }
+
     /// Returns the time until which a service with these settings leaves the endpoint out, and the time of what it is left out for;
     /// `None` if that is over at `now`.
     fn left_out(&self, ejection: &Ejection, now: u64) -> Option<(u64, u64)> {
         let failures = self.failed();
         let failed = (failures != 0 && failures >= ejection.failures)
-            .then(|| self.shared.at().max(self.own.at()))
+            .then(|| self.failed_at())
             .map(|at| (at.saturating_add(milliseconds(ejection.time)), at));
         let silent = self.silence.left_out(ejection);
         failed.max(silent).filter(|(until, _)| *until > now)
@@ -123,6 +129,9 @@ impl Upstreams {
         if upstream.ejected_until.compare_exchange(0, until, Ordering::Relaxed, Ordering::Relaxed).is_err() {
             return Verdict::Stays;
         }
+        let (failed, own) = (upstream.failed(), upstream.own.count());
+        let is_for_address = failed >= ejection.failures && own < ejection.failures;
+        upstream.ejected_for_address.store(is_for_address, Ordering::Relaxed);
         self.left_out.fetch_add(1, Ordering::Relaxed);
         upstream.group.leave_out();
         upstream.group.gauge.increment(1.0);
@@ -155,6 +164,7 @@ impl Upstreams {
         let ejected = ejected.filter(|upstream| upstream.ejected_until() != 0);
         let let_back = |upstream: &Arc<Upstream>| {
             upstream.silence.forgive();
+            upstream.shared.forgive();
             self.let_back(upstream, upstream.ejected_until());
         };
         ejected.inspect(let_back).is_some()
@@ -184,10 +194,14 @@ impl Upstreams {
         }
     }
 
-    /// Ends the ejection of an endpoint, if it was ejected until `until`. Other services keep theirs.
+    /// Ends the ejection of an endpoint, if it was ejected until `until`, and forgets the failures for which it was. Other services keep
+    /// theirs.
     pub(super) fn let_back(&self, upstream: &Upstream, until: u64) {
         if upstream.ejected_until.compare_exchange(until, 0, Ordering::Relaxed, Ordering::Relaxed).is_ok() {
-            [&upstream.shared, &upstream.own].into_iter().for_each(Failures::forgive);
+            upstream.own.forgive();
+            if upstream.ejected_for_address.load(Ordering::Relaxed) {
+                upstream.shared.forgive();
+            }
             upstream.group.let_back();
             upstream.group.gauge.decrement(1.0);
             self.left_out.fetch_sub(1, Ordering::Relaxed);

@@ -266,7 +266,7 @@ async fn an_endpoint_that_is_silent_twice_gets_one_connection_each_10_s_until_it
     assert_eq!(in_a_row(), Some(1), "a shorter wait shows nothing");
     let answered = call().0;
     upstreams.succeeded(&answered, Instant::now());
-    assert_eq!(in_a_row(), Some(0));
+    assert_eq!(in_a_row(), 0);
     assert_eq!(leave(call().0, SILENCE_MIN), Verdict::Stays);
     assert_eq!(leave(call().0, SILENCE_MIN), Verdict::Ejected);
     advance(SILENT_LEFT_OUT - MOMENT).await;
@@ -623,4 +623,40 @@ async fn what_this_process_has_seen_of_an_address_is_newer_than_any_belief() {
     next.failed_perhaps(&begin(&next, &late, 1), &late, Reason::EndpointClosed.into());
     assert!(!next.find_recalled(&[&late], present));
     assert_eq!([in_a_row(&late, 0), in_a_row(&late, 1)], [Some(1); 2], "what is its own is recalled once");
+}
+
+#[tokio::test(start_paused = true)]
+async fn the_failures_of_an_address_are_forgotten_only_by_an_ejection_that_needed_them() {
+    let upstreams = upstreams();
+    let ejection = Ejection { failures: 2, time: Duration::from_secs(60), ..Ejection::default() };
+    let [odd, other] = ["odd", "other"].map(|name| of_service(name, 3, Some(ejection)));
+    let fail =
+        |set: &Candidates, reason: Reason| upstreams.failed(&begin(&upstreams, set, 0), set, reason.into());
+    let in_a_row = || upstreams.state(&other.endpoints()[0].key).map_or(0, |state| state.in_a_row);
+    fail(&odd, Reason::EndpointAlert);
+    assert_eq!(fail(&odd, Reason::EndpointAlert), Verdict::Ejected);
+    assert_eq!((fail(&other, Reason::EndpointRefused), in_a_row()), (Verdict::Stays, 1));
+    advance(ejection.time).await;
+    upstreams.upkeep();
+    assert!(!is_ejected(&upstreams, &odd, 0));
+    assert_eq!(in_a_row(), 1, "they are those of the other service");
+    assert_eq!(fail(&other, Reason::EndpointRefused), Verdict::Ejected);
+    advance(ejection.time).await;
+    upstreams.upkeep();
+    assert_eq!(in_a_row(), 0);
+}
+
+#[tokio::test(start_paused = true)]
+async fn a_failure_that_is_forgiven_is_no_cause_of_an_ejection() {
+    let upstreams = upstreams();
+    let ejection = Ejection { failures: 2, time: Duration::from_secs(60), ..Ejection::default() };
+    let [odd, other] = ["odd", "other"].map(|name| of_service(name, 3, Some(ejection)));
+    let fail =
+        |index: usize| upstreams.failed(&begin(&upstreams, &odd, index), &odd, Reason::EndpointAlert.into());
+    assert_eq!([fail(0), fail(0), fail(1), fail(1)][1..], [Verdict::Ejected, Verdict::Stays, Verdict::Stays]);
+    upstreams.end_ejection(&odd.endpoints()[0].key);
+    advance(Duration::from_secs(30)).await;
+    upstreams.failed(&begin(&upstreams, &other, 1), &other, Reason::EndpointRefused.into());
+    upstreams.succeeded(&begin(&upstreams, &other, 1), Instant::now());
+    assert_eq!(upstreams.adopt(&upstreams.upstream(&odd.endpoints()[1]), &odd), None);
 }
