@@ -7,8 +7,19 @@ use std::fs;
 use std::path::Path;
 
 /// The words before the section signs of published documents; a number may stand between (`RFC 9113 §8.5`).
-const PUBLISHED: &[&str] =
-    &["RFC", "Context", "Baggage", "SPIFFE-ID", "X.509-SVID", "YAML", "OTLP", "ECMA-48", "manual"];
+const PUBLISHED: &[&str] = &[
+    "RFC",
+    "Context",
+    "Baggage",
+    "SPIFFE",
+    "SPIFFE-ID",
+    "X.509-SVID",
+    "YAML",
+    "OTLP",
+    "ECMA-48",
+    "manual",
+    "doc/proxy-protocol.txt",
+];
 
 #[test]
 fn each_citation_leads_to_a_page_and_a_heading() {
@@ -19,9 +30,10 @@ fn each_citation_leads_to_a_page_and_a_heading() {
     }
     let (mut count, mut wrong) = (0, Vec::new());
     for (file, text) in &files {
+        let head = head(text);
         for (line, comment) in comments(text) {
             count += citations(&comment).filter(|(_, heading)| heading.is_some()).count();
-            let faults = faults(&comment, |page| headings(root, Path::new(file), page));
+            let faults = faults(&comment, &head, |page| headings(root, Path::new(file), page));
             wrong.extend(faults.into_iter().map(|fault| format!("{file}:{line}: {fault}")));
         }
     }
@@ -36,20 +48,31 @@ fn a_missing_page_a_missing_heading_and_an_unpublished_document_are_reported() {
     assert_eq!(found.iter().map(|(line, _)| *line).collect::<Vec<_>>(), [1, 5]);
     let heads = |page: &str| (page == "docs/x.md").then(|| BTreeSet::from(["The rules".to_owned()]));
     for (_, comment) in found {
-        assert_eq!(faults(&comment, heads).join("\n"), "", "{comment}");
+        assert_eq!(faults(&comment, "", heads), [String::new(); 0], "{comment}");
     }
+    let frames = head("//! The frames of\n//! HTTP/2 (RFC 9113).\n\n/// A frame (§6.1).\n");
+    assert_eq!(frames, "The frames of HTTP/2 (RFC 9113).");
+    assert_eq!(faults("A frame (§6.1).", &frames, heads), [String::new(); 0]);
     for (comment, fault) in [
+        ("A frame (§6.1).", "§6.1 is of no published document"),
         ("see docs/y.md", "there is no docs/y.md"),
         ("`docs/x.md, \"Rules\"`", "docs/x.md has no heading \"Rules\""),
         ("(SPEC §9)", "§9 is of no published document"),
         ("§7).", "§7 is of no published document"),
     ] {
-        assert_eq!(faults(comment, heads), [fault]);
+        assert_eq!(faults(comment, "The frames of a protocol.", heads), [fault]);
     }
 }
 
-/// Returns what is wrong with the citations in a comment. `headings` has those of a page, if there is one.
-fn faults(comment: &str, headings: impl Fn(&str) -> Option<BTreeSet<String>>) -> Vec<String> {
+#[test]
+fn a_line_of_code_on_a_page_is_no_heading() {
+    let page = "# Page\n\n```sh\n# a comment\n```\n\n## Part\n";
+    assert_eq!(headings_of(page), BTreeSet::from(["Page".to_owned(), "Part".to_owned()]));
+}
+
+/// Returns what is wrong with the citations in a comment. `head` are the first lines of the file; `headings` has those of a page, if there
+/// is one.
+fn faults(comment: &str, head: &str, headings: impl Fn(&str) -> Option<BTreeSet<String>>) -> Vec<String> {
     let mut faults = Vec::new();
     for (page, heading) in citations(comment) {
         match (headings(page), heading) {
@@ -60,7 +83,7 @@ fn faults(comment: &str, headings: impl Fn(&str) -> Option<BTreeSet<String>>) ->
             (Some(_), _) => {}
         }
     }
-    let sections = comment.match_indices('§').filter(|(at, _)| !is_published(&comment[..*at]));
+    let sections = comment.match_indices('§').filter(|(at, _)| !is_published(&comment[..*at], head));
     faults.extend(sections.map(|(at, _)| {
         let number: String = comment[at..].chars().take_while(|sign| !") ,:".contains(*sign)).collect();
         format!("{} is of no published document", number.trim_end_matches('.'))
@@ -68,16 +91,21 @@ fn faults(comment: &str, headings: impl Fn(&str) -> Option<BTreeSet<String>>) ->
     faults
 }
 
-/// Returns true if the words before a section sign end with the name of a published document. `(§2.2)` is of the document that the
-/// file's first lines name.
-fn is_published(before: &str) -> bool {
+/// Returns true if the words before a section sign end with the name of a published document. A sign behind a parenthesis is of the one
+/// that the file's first lines name.
+fn is_published(before: &str, head: &str) -> bool {
     let is_number = |word: &&str| word.starts_with(|sign: char| sign.is_ascii_digit());
-    before.ends_with('(')
-        || before
-            .split(' ')
-            .rev()
-            .find(|word| !word.is_empty() && !is_number(word))
-            .is_some_and(|word| PUBLISHED.contains(&word.trim_start_matches(['(', '`'])))
+    let is_name = |word: &str| PUBLISHED.contains(&word.trim_matches(['(', '`', ',', '.', ')']));
+    if before.ends_with('(') {
+        return head.split(' ').any(is_name);
+    }
+    before.split(' ').rev().find(|word| !word.is_empty() && !is_number(word)).is_some_and(is_name)
+}
+
+/// Returns the first lines of a file, which describe it, as one line.
+fn head(text: &str) -> String {
+    let lines = text.lines().map_while(|line| line.strip_prefix("//!"));
+    lines.map(str::trim).collect::<Vec<_>>().join(" ")
 }
 
 /// Returns the pages that a comment names, each with the heading behind it.
@@ -114,8 +142,16 @@ fn comments(text: &str) -> Vec<(usize, String)> {
 fn headings(root: &Path, file: &Path, page: &str) -> Option<BTreeSet<String>> {
     let beside = root.join(file).with_file_name(page);
     let text = fs::read_to_string(root.join(page)).or_else(|_| fs::read_to_string(beside)).ok()?;
-    let lines = text.lines().filter(|line| line.starts_with('#'));
-    Some(lines.map(|line| line.trim_start_matches('#').trim().to_owned()).collect())
+    Some(headings_of(&text))
+}
+
+fn headings_of(page: &str) -> BTreeSet<String> {
+    let mut is_code = false;
+    let lines = page.lines().filter(|line| {
+        is_code ^= line.trim_start().starts_with("```");
+        !is_code && line.starts_with('#')
+    });
+    lines.map(|line| line.trim_start_matches('#').trim().to_owned()).collect()
 }
 
 /// Reads all Rust files of a folder, by their paths below the root.

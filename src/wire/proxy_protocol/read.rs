@@ -1,5 +1,5 @@
-//! Reads a header from the first bytes of a stream. A fault is reported at the byte that shows it, so the verdict does not
-//! depend on how the bytes were cut.
+//! Reads a header (`doc/proxy-protocol.txt`) from the first bytes of a stream. A fault is reported at the byte that shows it, so the
+//! verdict does not depend on how the bytes were cut.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr, SocketAddr};
 use std::str::FromStr;
