@@ -266,7 +266,7 @@ async fn an_endpoint_that_is_silent_twice_gets_one_connection_each_10_s_until_it
     assert_eq!(in_a_row(), Some(1), "a shorter wait shows nothing");
     let answered = call().0;
     upstreams.succeeded(&answered, Instant::now());
-    assert_eq!(in_a_row(), 0);
+    assert_eq!(in_a_row(), Some(0));
     assert_eq!(leave(call().0, SILENCE_MIN), Verdict::Stays);
     assert_eq!(leave(call().0, SILENCE_MIN), Verdict::Ejected);
     advance(SILENT_LEFT_OUT - MOMENT).await;
