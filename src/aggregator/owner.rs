@@ -147,13 +147,12 @@ impl Handle {
         answer.await.map_err(|_| NotAccepted::Ended)?
     }
 
-    /// Returns the beliefs for a later process of this gateway. When this function returns, the newest snapshot has all results of
-    /// probes that were given before.
-    pub async fn beliefs(&self) -> Recalled {
+    /// Returns the beliefs for a later process of this gateway; `None` if the owner task has ended. When this function returns, the newest
+    /// snapshot has all results of probes that were given before.
+    pub async fn beliefs(&self) -> Option<Recalled> {
         let (reply, answer) = oneshot::channel();
-        // If the owner task has ended, nothing is known.
-        let _ = self.beliefs.send(reply).await;
-        answer.await.unwrap_or_default()
+        self.beliefs.send(reply).await.ok()?;
+        answer.await.ok()
     }
 
     /// Replaces the roots of trust domains that xDS clients receive, if the new roots differ.

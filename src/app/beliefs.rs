@@ -73,18 +73,18 @@ impl Keeper {
         kept.is_held = is_held;
     }
 
-    /// Returns all beliefs.
-    pub(super) async fn collect(&self) -> Beliefs {
-        let Recalled { names, holds, drains } = self.aggregator.beliefs().await;
+    /// Returns all beliefs; `None` if the aggregator has ended, and with it what it knew.
+    pub(super) async fn collect(&self) -> Option<Beliefs> {
+        let Recalled { names, holds, drains } = self.aggregator.beliefs().await?;
         let present = Present::now();
         let (gateways, distances) = self.liveness.beliefs(present);
         let (endpoints, checks) = self.upstreams.beliefs(present);
-        Beliefs { names, gateways, distances, holds, drains, endpoints, checks }
+        Some(Beliefs { names, gateways, distances, holds, drains, endpoints, checks })
     }
 
     /// Returns the beliefs that may change until a new process begins to serve: it gets them once more.
     pub(super) async fn collect_last(&self) -> Beliefs {
-        let drains = self.aggregator.beliefs().await.drains;
+        let drains = self.aggregator.beliefs().await.unwrap_or_default().drains;
         let (endpoints, _) = self.upstreams.beliefs(Present::now());
         Beliefs { endpoints, drains, ..Beliefs::default() }
     }
@@ -136,7 +136,8 @@ impl Keeper {
     }
 
     async fn write(&self, is_wanted: fn(Option<&(Beliefs, Instant)>, &Beliefs) -> bool) {
-        let mut beliefs = self.collect().await;
+        // The file of a process whose aggregator has ended is as it was before.
+        let Some(mut beliefs) = self.collect().await else { return };
         // The copy of the registry is in the state folder too.
         beliefs.holds.iter_mut().for_each(|hold| hold.items = None);
         let state = {
@@ -242,6 +243,15 @@ fn of(all: impl Iterator<Item = Belief>) -> Beliefs {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_aggregator::options::Options;
+    use isthmus_aggregator::owner;
+    use isthmus_aggregator::registry::Registry;
+    use isthmus_aggregator::spec::RegistrySpec;
+    use isthmus_registry::listing::Listing;
+    use isthmus_snapshot::testing::policy_of;
+    use isthmus_tasks::scope::Scope;
+    use isthmus_telemetry::control::Control;
+    use isthmus_telemetry::recorder::Recorder;
     use isthmus_upgrade::belief::{HoldBelief, Moment};
 
     fn held(registry: &str, items: Option<String>) -> HoldBelief {
@@ -263,6 +273,35 @@ mod tests {
         assert_eq!(load(folder.path()).holds, [held("one", None)]);
         std::fs::write(folder.path().join(FILE), "isthmus beliefs 1\nhalf").expect("written");
         assert_eq!(load(folder.path()), Beliefs::default());
+    }
+
+    #[test]
+    fn a_process_whose_aggregator_has_ended_leaves_the_file_as_it_was() {
+        let runtime =
+            || tokio::runtime::Builder::new_current_thread().enable_all().build().expect("a runtime");
+        let folder = tempfile::tempdir().expect("a folder");
+        let recorder = Arc::new(Recorder::default());
+        // The end of its runtime ends the aggregator.
+        let of_aggregator = runtime();
+        let aggregator = of_aggregator.block_on(async {
+            let sources = owner::Sources {
+                policy: Arc::new(policy_of("c0", "east")),
+                services: Listing::default(),
+                registries: Vec::new(),
+                options: Options::default(),
+            };
+            let telemetry = Arc::new(Control::new(&recorder));
+            let factory = Arc::new(|_: &RegistrySpec| -> Box<dyn Registry> { unreachable!("it has none") });
+            let started = (false, Recalled::default());
+            owner::start(sources, factory, &telemetry, &Scope::default(), started).0
+        });
+        let keeper = Keeper::new(aggregator, Liveness::default(), Arc::new(Upstreams::new(&recorder)));
+        keeper.configure(Some(folder.path()), false);
+        let earlier = Beliefs { holds: vec![held("one", None)], ..Beliefs::default() };
+        store(folder.path(), earlier.clone()).expect("stored");
+        drop(of_aggregator);
+        runtime().block_on(keeper.write_last());
+        assert_eq!(load(folder.path()), earlier);
     }
 
     #[test]

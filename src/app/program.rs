@@ -460,7 +460,7 @@ impl Program {
         let aggregator = self.parts.registries.aggregator.clone();
         // If it panics, the new process reads copies that are some seconds older.
         let _ = tokio::task::spawn_blocking(move || aggregator.write_copies()).await;
-        beliefs::message(self.parts.keeper.collect().await)
+        beliefs::message(self.parts.keeper.collect().await.unwrap_or_default())
     }
 
     /// Hands the connections over to a process that serves, and ends when none is left.
@@ -495,7 +495,7 @@ impl Program {
                 let is_kept = config.aggregator.state.is_some();
                 let drains = (!is_kept).then(|| registries.drain_orders.documents());
                 let tools = (&*handles.telemetry.recorder, &handles.scope);
-                let beliefs = beliefs::message(keeper.collect().await);
+                let beliefs = beliefs::message(keeper.collect().await.unwrap_or_default());
                 match upgrades.replace(sockets, (drains, beliefs), &control, tools).await {
                     Ok(next) => {
                         giving = next;
