@@ -150,13 +150,17 @@ impl Program {
         let instance = instance.unwrap_or_else(|| peers::instance(&config));
         let deadline = Instant::now() + config.aggregator.start_timeout;
         let (beliefs, liveness) = (recalled(taking.as_deref(), &config).await, Liveness::default());
-        let Beliefs { names, gateways, distances, holds, drains, mut endpoints, checks } = beliefs;
+        let Beliefs { names, gateways, distances, holds, drains, endpoints, checks } = beliefs;
         liveness.recall(&config.policy.node.network, gateways, distances);
         let recalled = Recalled { names, holds, drains };
         let (sockets_of_parts, waits) = (sockets.clone(), taking.is_some());
         let succession =
             Succession { sockets: sockets_of_parts, instance: instance.clone(), waits, recalled, liveness };
         let mut parts = Parts::start(path, &config, fixed, listeners, telemetry, &scope, succession).await?;
+        // Before anything is written to the state folder, so that these beliefs are written again while they wait.
+        let control = parts.dataplane.control();
+        control.upstreams().recall_endpoints(endpoints);
+        control.upstreams().recall_checks(checks);
         parts.apply(&config).await;
         let xds = config.xds.clone().map(|options| {
             Xds::bind(options, limits.xds_connections, parts.identity.context(), &parts.handles)
@@ -178,7 +182,6 @@ impl Program {
             admin_file = servers::open(&config, &sources, &parts.handles).await?;
         }
         upkeep::start(&sources, &scope);
-        sources.dataplane.upstreams().recall_checks(checks);
         scope.spawn(sources.dataplane.check(sources.reader.clone()));
         scope.spawn(problems::watch(sources.clone()));
         parts.registries.are_read(&config, deadline).await;
@@ -196,11 +199,10 @@ impl Program {
             let room = || Room { descriptors, connections: room, memory: sources.dataplane.memory().free };
             taking.ready(closed, room, &sources.dataplane, &parts.handles.telemetry).await?;
             if let Some(last) = taking.last_beliefs() {
-                endpoints = last.endpoints;
+                control.upstreams().recall_endpoints(last.endpoints);
                 parts.registries.aggregator.remember_left(last.drains).await;
             }
         }
-        sources.dataplane.upstreams().recall_endpoints(endpoints);
         if beliefs::find_endpoints(&sources).await {
             scope.spawn(beliefs::await_endpoints(sources.clone()));
         }

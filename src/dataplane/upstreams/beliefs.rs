@@ -140,12 +140,13 @@ impl Upstreams {
         })
     }
 
-    /// Takes what an earlier process knew of endpoints, which [`Self::find_recalled`] applies.
+    /// Takes what an earlier process knew of endpoints, which [`Self::find_recalled`] applies; replaces what was taken before.
     pub fn recall_endpoints(&self, beliefs: Vec<EndpointBelief>) {
-        let mut recalled = self.recalled();
+        let mut endpoints: BTreeMap<_, BTreeMap<_, _>> = BTreeMap::new();
         for belief in beliefs.into_iter().take(BELIEFS_MAX) {
-            recalled.endpoints.entry(belief.group.clone()).or_default().insert(belief.address, belief);
+            endpoints.entry(belief.group.clone()).or_default().insert(belief.address, belief);
         }
+        self.recalled().endpoints = endpoints;
     }
 
     /// Takes what an earlier process knew of health checks, for the endpoints that are checked from now on.
