@@ -493,11 +493,16 @@ impl Program {
         let (control, within) = (dataplane.control(), config.drain.timeout);
         let gives = async {
             while let Given::Died(sockets) = giving.give(&control, &handles.telemetry, within).await {
-                // In the state folder are the orders of the process that has died, too.
-                let is_kept = config.aggregator.state.is_some();
-                let drains = (!is_kept).then(|| registries.drain_orders.documents());
+                // In the state folder are the orders and the beliefs of the process that has died, too.
+                let (drains, beliefs) = match &config.aggregator.state {
+                    Some(state) => (None, stored(state).await),
+                    None => {
+                        let beliefs = keeper.collect().await.unwrap_or_default();
+                        (Some(registries.drain_orders.documents()), beliefs)
+                    }
+                };
+                let beliefs = beliefs::message(beliefs);
                 let tools = (&*handles.telemetry.recorder, &handles.scope);
-                let beliefs = beliefs::message(keeper.collect().await.unwrap_or_default());
                 match upgrades.replace(sockets, (drains, beliefs), &control, tools).await {
                     Ok(next) => {
                         giving = next;
@@ -608,7 +613,15 @@ async fn recalled(taking: Option<&Taking>, config: &Config) -> Beliefs {
     if let Some(beliefs) = taking.and_then(Taking::beliefs) {
         return beliefs.clone();
     }
-    let Some(state) = config.aggregator.state.clone() else { return Beliefs::default() };
+    match &config.aggregator.state {
+        Some(state) => stored(state).await,
+        None => Beliefs::default(),
+    }
+}
+
+/// Returns the beliefs in the state folder.
+async fn stored(state: &Path) -> Beliefs {
+    let state = state.to_owned();
     background::run(move || beliefs::load(&state)).await.unwrap_or_default()
 }
 
