@@ -20,7 +20,7 @@ use isthmus_files::line_file::LineFile;
 use isthmus_model::drain::Drain;
 use isthmus_snapshot::Snapshot;
 use isthmus_tasks::background;
-use isthmus_upgrade::belief::{BELIEFS_MAX, Belief, Beliefs, Present};
+use isthmus_upgrade::belief::{BELIEFS_MAX, Belief, Beliefs, DrainBelief, Present};
 use isthmus_world::Reader;
 
 /// The name of the list in the state folder.
@@ -82,9 +82,13 @@ impl Keeper {
         Some(Beliefs { names, gateways, distances, holds, drains, endpoints, checks })
     }
 
-    /// Returns the beliefs that may change until a new process begins to serve: it gets them once more.
-    pub(super) async fn collect_last(&self) -> Beliefs {
-        let drains = self.aggregator.beliefs().await.unwrap_or_default().drains;
+    /// Returns what drains of documents have left.
+    pub(super) async fn drains(&self) -> Vec<DrainBelief> {
+        self.aggregator.beliefs().await.unwrap_or_default().drains
+    }
+
+    /// Returns the beliefs that may change until a new process begins to serve, with those about drains: it gets them once more.
+    pub(super) fn last(&self, drains: Vec<DrainBelief>) -> Beliefs {
         let (endpoints, _) = self.upstreams.beliefs(Present::now());
         Beliefs { endpoints, drains, ..Beliefs::default() }
     }

@@ -416,9 +416,11 @@ impl Program {
             Step::Agreed(mut agreed) => {
                 // Kept for another process, if the new one dies.
                 let sockets = supervisor.during(self.offer(&control)).await?.unwrap_or_default();
-                let drains = Some(self.parts.registries.drain_orders.documents());
-                let beliefs = supervisor.during(self.parts.keeper.collect_last()).await?;
-                let last = (drains, beliefs::message(beliefs));
+                let drains = supervisor.during(self.parts.keeper.drains()).await?;
+                let last = || {
+                    let orders = Some(self.parts.registries.drain_orders.documents());
+                    (orders, beliefs::message(self.parts.keeper.last(drains)))
+                };
                 let going = async {
                     agreed.has_room(&control).await?;
                     agreed.go(&control, &telemetry.recorder, last).await

@@ -229,7 +229,7 @@ impl Upgrades {
                     self.talk(channel, (sockets, last.1.clone()), scope);
                 }
                 // Nobody else listens, so it serves also where it has no room for all connections: the others end here.
-                Step::Agreed(mut agreed) => match agreed.go(control, recorder, last.clone()).await {
+                Step::Agreed(mut agreed) => match agreed.go(control, recorder, || last.clone()).await {
                     Ok(began) => return Ok(self.hand_over(*agreed, began, Vec::new(), scope)),
                     Err(why) => break why,
                 },
@@ -581,18 +581,19 @@ impl Agreed {
         Err(why)
     }
 
-    /// Lets the new process accept connections, and waits until it does. `last` is what the new process learns at this moment.
+    /// Lets the new process accept connections, and waits until it does. `last` returns what the new process learns at this moment.
     pub(crate) async fn go(
         &mut self,
         control: &Control,
         recorder: &Recorder,
-        (drains, beliefs): Last,
+        last: impl FnOnce() -> Last,
     ) -> Result<Began, String> {
         let (_, unused_id) = control.sockets().await;
         let mut known = Known::default();
         let going = async {
             counters::send(&self.channel, recorder, &mut known).await?;
             let next_id = unused_id + IDS_BETWEEN;
+            let (drains, beliefs) = last();
             let go = Message::Go { next_id, withdrawn: withdrawn(control), drains, beliefs };
             self.channel.send(&go).await?;
             receive(&mut self.channel).await
