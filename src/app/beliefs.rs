@@ -1,8 +1,9 @@
 //! The beliefs of this process (see [`isthmus_upgrade::belief`]): collects them from the parts that own them, for a new process and for
 //! the state folder.
 //!
-//! The file in the state folder has a belief per line. It is written when the beliefs have changed, at most every [`WRITE_EVERY`], when
-//! an order to drain has changed, and once more when the process ends; and after [`RENEW_EVERY`] without a change, so that the beliefs do not seem old.
+//! The file in the state folder has a belief per line. It is written when the beliefs have changed, at most every [`WRITE_EVERY`], or every
+//! [`WRITE_ORDER_EVERY`] where an order to drain has changed, and once more when the process ends; and after [`RENEW_EVERY`] without a
+//! change, so that the beliefs do not seem old.
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -32,8 +33,10 @@ const LIST: LineFile =
 const LINE_BYTES_MAX: usize = 64 << 10;
 /// The largest size in bytes of the beliefs that a new process gets. Those whose loss costs the least are left out first.
 const BYTES_MAX: usize = 6 << 20;
-/// The shortest time between two writes of the file.
+/// The shortest time between two writes of the file while no order to drain changes.
 const WRITE_EVERY: Duration = Duration::from_secs(10);
+/// The shortest time between a write of the file for an order to drain and the next write: each is of all beliefs.
+const WRITE_ORDER_EVERY: Duration = Duration::from_secs(1);
 /// The shortest time between two looks for endpoints that an earlier process knew: in a large mesh, a look is long and changes are many.
 const LOOK_EVERY: Duration = Duration::from_secs(1);
 /// The longest time between two writes of the file while there are beliefs.
@@ -99,22 +102,26 @@ impl Keeper {
         let mut every = interval(WRITE_EVERY);
         every.set_missed_tick_behavior(MissedTickBehavior::Delay);
         every.tick().await;
-        let mut seen = reader.latest();
+        let mut seen = Orders::of(&reader.latest());
         loop {
-            tokio::select! {
-                _ = every.tick() => {}
+            let may_follow = tokio::select! {
+                _ = every.tick() => None,
                 is_one = reader.changed(seen.generation) => {
                     if !is_one {
                         return;
                     }
-                    let before = std::mem::replace(&mut seen, reader.latest());
-                    if orders(&before).eq(orders(&seen)) {
+                    let before = std::mem::replace(&mut seen, Orders::of(&reader.latest()));
+                    if before.drains == seen.drains {
                         continue;
                     }
+                    Some(Instant::now() + WRITE_ORDER_EVERY)
                 }
-            }
+            };
             if self.is_due() {
                 self.write(Self::differ).await;
+            }
+            if let Some(may_follow) = may_follow {
+                sleep_until(may_follow).await;
             }
         }
     }
@@ -168,9 +175,18 @@ impl Keeper {
     }
 }
 
-/// Returns the orders to drain in force.
-fn orders(snapshot: &Snapshot) -> impl Iterator<Item = &Arc<Drain>> {
-    snapshot.drains.0.iter().map(|active| &active.drain)
+/// The orders to drain in force.
+struct Orders {
+    /// The generation of the snapshot that has them.
+    generation: u64,
+    drains: Vec<Arc<Drain>>,
+}
+
+impl Orders {
+    fn of(snapshot: &Snapshot) -> Self {
+        let drains = snapshot.drains.0.iter().map(|active| active.drain.clone()).collect();
+        Self { generation: snapshot.generation, drains }
+    }
 }
 
 fn store(state: &Path, beliefs: Beliefs) -> std::io::Result<()> {
