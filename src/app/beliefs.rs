@@ -207,6 +207,9 @@ pub(super) fn load(state: &Path) -> Beliefs {
 /// Applies what an earlier process knew of the endpoints that there are. Returns true if beliefs about others still wait.
 pub(super) async fn find_endpoints(sources: &Sources) -> bool {
     let (upstreams, snapshot) = (sources.dataplane.upstreams().clone(), sources.reader.latest());
+    if !upstreams.awaits_recalled() {
+        return false;
+    }
     // This takes long in a large mesh. If it panics, the endpoints are as in a new process.
     let found = background::run(move || {
         let dialled = Dialled::new(&snapshot.policy).with_gateway_api(&snapshot);
@@ -215,12 +218,13 @@ pub(super) async fn find_endpoints(sources: &Sources) -> bool {
     found.await.unwrap_or_default()
 }
 
-/// Applies what an earlier process knew of endpoints as they are seen, until no belief waits. A registry may be read minutes after the
-/// start.
-pub(super) async fn await_endpoints(sources: Sources) {
-    loop {
-        let (generation, looked) = (sources.reader.latest().generation, Instant::now());
-        if !find_endpoints(&sources).await || !sources.reader.changed(generation).await {
+/// Applies what an earlier process knew of endpoints as they are seen, after those of the snapshot of this generation, until no belief
+/// waits. A registry may be read minutes after the start.
+pub(super) async fn await_endpoints(sources: Sources, mut seen: u64) {
+    while sources.reader.changed(seen).await {
+        let looked = Instant::now();
+        seen = sources.reader.latest().generation;
+        if !find_endpoints(&sources).await {
             return;
         }
         sleep_until(looked + LOOK_EVERY).await;

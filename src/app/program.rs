@@ -203,8 +203,9 @@ impl Program {
                 parts.registries.aggregator.remember_left(last.drains).await;
             }
         }
+        let seen = sources.reader.latest().generation;
         if beliefs::find_endpoints(&sources).await {
-            scope.spawn(beliefs::await_endpoints(sources.clone()));
+            scope.spawn(beliefs::await_endpoints(sources.clone(), seen));
         }
         // Nothing is sent to what was drained before the start.
         let drains = taking.as_mut().and_then(|taking| taking.drains());

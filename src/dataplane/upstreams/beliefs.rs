@@ -163,9 +163,10 @@ impl Upstreams {
     /// Applies what an earlier process knew of these candidates. An ejection lasts as long as it would have there, within the settings.
     /// Returns true if beliefs about other endpoints still wait.
     pub fn find_recalled(&self, all: &[&Arc<Candidates>], present: Present) -> bool {
-        let mut recalled = self.recalled();
-        recalled.forget_old(present);
+        self.recalled().forget_old(present);
         for candidates in all {
+            // The lock is taken for each group, because others wait for it, and there may be many.
+            let mut recalled = self.recalled();
             let Some(of_group) = recalled.endpoints.get_mut(&*candidates.group) else { continue };
             for endpoint in candidates.endpoints() {
                 if let Some(belief) = of_group.remove(&endpoint.key.address) {
@@ -173,8 +174,13 @@ impl Upstreams {
                 }
             }
         }
-        recalled.endpoints.retain(|_, of_group| !of_group.is_empty());
-        !recalled.endpoints.is_empty()
+        self.recalled().endpoints.retain(|_, of_group| !of_group.is_empty());
+        self.awaits_recalled()
+    }
+
+    /// Returns true if beliefs of an earlier process wait for their endpoints.
+    pub fn awaits_recalled(&self) -> bool {
+        !self.recalled().endpoints.is_empty()
     }
 
     fn recalled(&self) -> MutexGuard<'_, Recalled> {
