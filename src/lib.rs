@@ -39,7 +39,7 @@
 //! | [`xds`] | endpoints as seen from each client's network | world, ads |
 //! | [`wds`] | workloads, services and policies for ztunnels | world, ads |
 //! | [`dns`] | names, virtual addresses | world, tls |
-//! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, world, tls, proto, upgrade |
+//! | [`aggregator`] | registries in files and etcd, name resolution, the one maker of snapshots | document, decisions, world, tls, proto, upgrade |
 //! | [`istiod`] | registries that are read from an istiod | aggregator, ads |
 //! | `kubernetes` | registries in Kubernetes, and the Gateway API (an optional crate) | aggregator |
 //! | [`peer`] | federation: links, enrolment, and the registry of a peer's services | aggregator, proto |

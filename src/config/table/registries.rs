@@ -162,8 +162,8 @@ keys! {
         /// family, and the label `endpointslice.kubernetes.io/managed-by: isthmus.io`.
         SLICES "slices": form::Boolean = false;
         /// With `true`, the registry also writes a Service with a cluster IP for each of these ServiceImports whose service the
-        /// cluster does not export, so that pods outside the mesh reach the service: see
-        /// [ServiceImports](../docs/kubernetes.md#serviceimports). Requires `serviceImports: write`.
+        /// cluster does not export, so that pods outside the mesh reach the service
+        /// (docs/kubernetes.md). Requires `serviceImports: write`.
         DERIVED_SERVICES "derivedServices": form::Boolean = false;
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + GATEWAYS
 
