@@ -343,10 +343,22 @@ impl NameBelief {
 impl GatewayBelief {
     fn lasting(&self) -> impl PartialEq + '_ {
         let Self {
-            address, best, is_out, failing_since, fault, outages, stopping_since, silent_since, ..
+            address,
+            probed: _,
+            took,
+            best,
+            is_out,
+            good: _,
+            failed: _,
+            failing_since,
+            fault,
+            outages,
+            minimum: _,
+            stopping_since,
+            silent_since,
         } = self;
         let times = (failing_since, stopping_since, silent_since);
-        (address, self.took.is_some(), best, is_out, fault, outages.len(), times)
+        (address, took.is_some(), best, is_out, fault, outages.len(), times)
     }
 }
 
@@ -366,9 +378,21 @@ impl HoldBelief {
 
 impl EndpointBelief {
     fn lasting(&self) -> impl PartialEq + '_ {
-        let Self { group, address, first, shared, own, not_counted, silences, .. } = self;
+        let Self {
+            group,
+            address,
+            used: _,
+            first,
+            shared,
+            own,
+            not_counted,
+            silences,
+            silent_at: _,
+            ejected_until,
+            not_tls,
+        } = self;
         let failures = [shared, own].map(|FailuresBelief { count, at: _, last }| (count, last));
-        let is_left_out = (self.ejected_until.is_some(), self.not_tls.is_some());
+        let is_left_out = (ejected_until.is_some(), not_tls.is_some());
         (group, address, first, failures, not_counted, silences, is_left_out)
     }
 }
