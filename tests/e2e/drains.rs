@@ -2,7 +2,7 @@
 
 use std::path::Path;
 use std::process::{Command, Output};
-use std::time::SystemTime;
+use std::time::{Duration, Instant, SystemTime};
 
 use serde_json::{Value, json};
 
@@ -174,13 +174,26 @@ fn a_document_of_the_config_never_raises_what_is_left_unless_it_says_so() {
         assert_eq!(seen(&gateway, "cart.mesh"), owned(&ended), "{drain}");
     }
     // The next process knows what the one before it had left, however the document was amended meanwhile, and although this one ends
-    // before its next regular write.
+    // before its next regular write: after a first write, each of these would take 10 s.
     let kept = gateway.folder().join("state/beliefs");
-    eventually("what is left to be kept", || {
-        let text = std::fs::read_to_string(&kept).ok()?;
-        text.contains("{\"drain\":{\"registry\":null,\"target\":{\"Network\":\"west\"},\"left\":0}}")
-            .then_some(())
-    });
+    let is_kept = |percent: u16| {
+        let begun = Instant::now();
+        let parts = percent * 32;
+        let belief =
+            format!("{{\"drain\":{{\"registry\":null,\"target\":{{\"Network\":\"west\"}},\"left\":{parts}");
+        eventually("what is left to be kept", || {
+            std::fs::read_to_string(&kept).ok()?.contains(&belief).then_some(())
+        });
+        begun.elapsed()
+    };
+    is_kept(0);
+    gateway.reload(&with("to: 50%, raise: true"));
+    is_kept(50);
+    for (drain, percent) in [("to: 20%", 20), ("reason: three", 0)] {
+        gateway.reload(&with(drain));
+        let took = is_kept(percent);
+        assert!(took < Duration::from_secs(5), "{drain}: {took:?}");
+    }
     gateway.kill();
     let folder = tempfile::tempdir().expect("a folder");
     std::fs::rename(gateway.folder().join("state"), folder.path().join("state")).expect("moved");
