@@ -3,25 +3,29 @@
 
 use isthmus_model::drain::PARTS;
 use isthmus_snapshot::drains::{DrainSource, Left};
-use isthmus_upgrade::belief::DrainBelief;
+use isthmus_upgrade::belief::{DrainBelief, FORGET_AFTER, Present};
 
 /// Returns the shares as beliefs.
-pub(super) fn beliefs(left: &Left) -> Vec<DrainBelief> {
+pub(super) fn beliefs(left: &Left, present: Present) -> Vec<DrainBelief> {
     let belief = |((source, target), left): (&(DrainSource, _), &u16)| {
         let registry = match source {
             DrainSource::Config => None,
             DrainSource::Registry(name) => Some(name.to_string()),
             DrainSource::Operator => return None,
         };
-        Some(DrainBelief { registry, target: Clone::clone(target), left: *left })
+        Some(DrainBelief { registry, target: Clone::clone(target), left: *left, known: present.moment })
     };
     left.0.iter().filter_map(belief).collect()
 }
 
-/// Returns the shares that an earlier process has known.
-pub(super) fn recalled(beliefs: Vec<DrainBelief>) -> Left {
+/// Returns the shares that an earlier process has known, unless that is long ago: a document of today is not one that amends a drain of
+/// last month.
+pub(super) fn recalled(beliefs: Vec<DrainBelief>, present: Present) -> Left {
     let mut all = Left::default();
-    for DrainBelief { registry, target, left } in beliefs.into_iter().filter(|belief| belief.left <= PARTS) {
+    for DrainBelief { registry, target, left, known } in beliefs {
+        if left > PARTS || present.age(known) >= FORGET_AFTER {
+            continue;
+        }
         let source = registry.map_or(DrainSource::Config, |name| DrainSource::Registry(name.into()));
         all.lower(Left([((source, target), left)].into_iter().collect()));
     }
@@ -30,6 +34,8 @@ pub(super) fn recalled(beliefs: Vec<DrainBelief>) -> Left {
 
 #[cfg(test)]
 mod tests {
+    use std::time::{Duration, SystemTime};
+
     use super::*;
     use isthmus_model::drain::DrainTarget;
 
@@ -42,13 +48,23 @@ mod tests {
             ((DrainSource::Registry("k".into()), of("gateway", "gw.example")), 3_168),
         ];
         let left = Left(left.into_iter().collect());
-        assert_eq!(recalled(beliefs(&left)), left);
-        let lines = beliefs(&left).into_iter().map(|belief| serde_json::to_string(&belief).expect("JSON"));
+        let present = Present::now();
+        assert_eq!(recalled(beliefs(&left, present), present), left);
+        let lines =
+            beliefs(&left, present).into_iter().map(|belief| serde_json::to_string(&belief).expect("JSON"));
         let read = lines.map(|line| serde_json::from_str(&line).expect("a belief"));
-        assert_eq!(recalled(read.collect()), left);
-        let damaged = DrainBelief { registry: None, target: of("network", "west"), left: PARTS + 1 };
-        assert_eq!(recalled(vec![damaged]), Left::default());
+        assert_eq!(recalled(read.collect(), present), left);
+        let known = present.moment;
+        let damaged = DrainBelief { registry: None, target: of("network", "west"), left: PARTS + 1, known };
+        assert_eq!(recalled(vec![damaged], present), Left::default());
+        let later = |after: Duration| Present { moment: (SystemTime::from(known) + after).into(), ..present };
+        assert_eq!(recalled(beliefs(&left, present), later(FORGET_AFTER / 2)), left);
+        assert_eq!(recalled(beliefs(&left, present), later(FORGET_AFTER)), Left::default(), "too old");
         let orders = Left([((DrainSource::Operator, of("network", "west")), 0)].into_iter().collect());
-        assert_eq!(beliefs(&orders), [], "an order of an operator begins from what it was given with");
+        assert_eq!(
+            beliefs(&orders, present),
+            [],
+            "an order of an operator begins from what it was given with"
+        );
     }
 }

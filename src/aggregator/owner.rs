@@ -398,7 +398,7 @@ impl Owner {
         let (drain_orders, drain_orders_used) = watch::channel(DrainOrders::default());
         let (beliefs, beliefs_wanted) = mpsc::channel(QUEUE);
         let (remember, remembered) = mpsc::channel(1);
-        let left = drains_left::recalled(left);
+        let left = drains_left::recalled(left, present);
         let drains = Arc::new(Drains::at(drain_time(), &left, &sources.policy, &[], &[]));
         let mut names = Names::default();
         names.recall(recalled, present);
@@ -533,7 +533,7 @@ impl Owner {
                 // The asker may be gone.
                 Message::Beliefs(reply) => drop(reply.send(self.beliefs())),
                 Message::Left(left, reply) => {
-                    self.left.lower(drains_left::recalled(left));
+                    self.left.lower(drains_left::recalled(left, Present::now()));
                     applied.push(reply);
                 }
                 Message::Changes(epoch, batch) => self.apply_changes(epoch, batch, now, &mut round),
@@ -571,7 +571,7 @@ impl Owner {
             let items = if has_copies { None } else { copies::text(followed.life.shard.items()) };
             Some(HoldBelief { items, ..hold })
         });
-        let drains = drains_left::beliefs(&self.left);
+        let drains = drains_left::beliefs(&self.left, present);
         Recalled { names: self.names.beliefs(present), holds: holds.collect(), drains }
     }
 

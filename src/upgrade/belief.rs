@@ -2,11 +2,12 @@
 //! them over the upgrade socket, and a restarted one reads them from the state folder.
 //!
 //! Each belief has the time at which it was known, and is forgotten when it is older than its bound, or when nothing that it is about
-//! exists within [`SUBJECT_WITHIN`]; those about endpoints wait for them until they are too old. Only what differs from what a new process assumes is carried, and at most [`BELIEFS_MAX`] of all.
+//! exists within [`SUBJECT_WITHIN`]; those about endpoints wait for them until they are too old. Only what differs from what a new
+//! process assumes is carried, and at most [`BELIEFS_MAX`] of all.
 //!
 //! | belief | owner | forgotten |
 //! |---|---|---|
-//! | what drains of documents have left | `aggregator::drains_left` | with the document; that of a registry is kept until the registry is read |
+//! | what drains of documents have left | `aggregator::drains_left` | with the document; that of a registry is kept until the registry is read; a day after a process last knew it |
 //! | addresses of host names | `aggregator::owner::names` | a day after a process last used them |
 //! | verdicts on gateways | `aggregator::liveness` | a day after the last probe; each outage an hour after it began |
 //! | distances of networks | `aggregator::liveness` | a day after the last measurement; a peer's report after 15 min |
@@ -29,7 +30,8 @@ use tokio::time::Instant;
 pub const BELIEFS_MAX: usize = 20_000;
 /// The time from the start within which the subject of a belief must be known.
 pub const SUBJECT_WITHIN: Duration = Duration::from_secs(600);
-/// The age at which the addresses of a host name, the verdict on a gateway, and the distance of a network are forgotten.
+/// The age at which the addresses of a host name, the verdict on a gateway, the distance of a network, and what a drain has left are
+/// forgotten.
 pub const FORGET_AFTER: Duration = Duration::from_secs(24 * 3_600);
 
 /// A time, in milliseconds since 1970 on the clock of the host.
@@ -230,6 +232,8 @@ pub struct DrainBelief {
     pub target: DrainTarget,
     /// The [parts](isthmus_model::drain::PARTS) that are left.
     pub left: u16,
+    /// The time at which a process last knew it.
+    pub known: Moment,
 }
 
 /// An endpoint that has failed.
@@ -319,7 +323,7 @@ impl Beliefs {
             && same(gateways, &others.gateways, GatewayBelief::lasting)
             && same(distances, &others.distances, DistanceBelief::lasting)
             && same(holds, &others.holds, HoldBelief::lasting)
-            && *drains == others.drains
+            && same(drains, &others.drains, DrainBelief::lasting)
             && same(endpoints, &others.endpoints, EndpointBelief::lasting)
             && same(checks, &others.checks, CheckBelief::lasting);
         !is_same
@@ -373,6 +377,13 @@ impl HoldBelief {
     fn lasting(&self) -> impl PartialEq + '_ {
         let Self { registry, until: _, is_emptied, items } = self;
         (registry, is_emptied, items)
+    }
+}
+
+impl DrainBelief {
+    fn lasting(&self) -> impl PartialEq + '_ {
+        let Self { registry, target, left, known: _ } = self;
+        (registry, target, left)
     }
 }
 
@@ -481,6 +492,7 @@ mod tests {
                 registry: Some("etcd".to_owned()),
                 target: DrainTarget::parse("network", "west").expect("a target"),
                 left: 1_600,
+                known: at,
             }],
             endpoints: vec![EndpointBelief {
                 group: "a.test:443".to_owned(),
