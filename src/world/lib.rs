@@ -22,7 +22,6 @@ struct Shared {
     deltas: Mutex<Deltas>,
     /// The generation of `current`; a reader compares it before it loads the pointer.
     generation: AtomicU64,
-    changed: watch::Sender<u64>,
 }
 
 /// Deltas, and the number of services that they name together.
@@ -57,6 +56,8 @@ pub enum Since {
 /// The publisher of snapshots. There is only one.
 pub struct Publisher {
     shared: Arc<Shared>,
+    /// The generation, for those who wait for another one. Its end, with the publisher, ends their wait.
+    changed: watch::Sender<u64>,
     /// Snapshots that readers may still hold. The publisher drops them, so that no data-plane thread pays for
     /// freeing a large snapshot.
     retired: Vec<Arc<Snapshot>>,
@@ -66,6 +67,7 @@ pub struct Publisher {
 #[derive(Clone)]
 pub struct Reader {
     shared: Arc<Shared>,
+    changed: watch::Receiver<u64>,
     held: Arc<Snapshot>,
 }
 
@@ -78,11 +80,12 @@ impl Publisher {
         let first = Arc::new(first);
         let shared = Arc::new(Shared {
             generation: AtomicU64::new(first.generation),
-            changed: watch::Sender::new(first.generation),
             current: ArcSwap::new(first.clone()),
             deltas: Mutex::default(),
         });
-        (Self { shared: shared.clone(), retired: Vec::new() }, Reader { shared, held: first })
+        let (sender, changed) = watch::channel(first.generation);
+        let publisher = Self { shared: shared.clone(), changed: sender, retired: Vec::new() };
+        (publisher, Reader { shared, changed, held: first })
     }
 
     /// Returns the newest snapshot.
@@ -106,7 +109,7 @@ impl Publisher {
         }
         self.retired.push(self.shared.current.swap(Arc::new(next)));
         self.shared.generation.store(generation, Ordering::Release);
-        self.shared.changed.send_replace(generation);
+        self.changed.send_replace(generation);
         self.sweep();
     }
 
@@ -149,7 +152,7 @@ impl Reader {
 
     /// Waits until the generation differs from `seen`. Returns false if there will be no further snapshot.
     pub async fn changed(&self, seen: u64) -> bool {
-        self.shared.changed.subscribe().wait_for(|generation| *generation != seen).await.is_ok()
+        self.changed.clone().wait_for(|generation| *generation != seen).await.is_ok()
     }
 }
 
@@ -170,6 +173,18 @@ mod tests {
             Since::Deltas(deltas) => Some(deltas.len()),
             Since::Everything => None,
         }
+    }
+
+    #[tokio::test]
+    async fn the_end_of_the_publisher_ends_the_wait_for_another_snapshot() {
+        let first = Mesh::new(Vec::new(), Vec::new()).snapshot();
+        let (mut publisher, reader) = Publisher::new(first.clone());
+        let (seen, mut next) = (first.generation, first);
+        next.generation += 1;
+        publisher.publish(next, delta(seen + 1, 0));
+        drop(publisher);
+        assert!(reader.changed(seen).await, "the last snapshot");
+        assert!(!reader.changed(seen + 1).await);
     }
 
     #[test]
