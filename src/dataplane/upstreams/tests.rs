@@ -458,6 +458,12 @@ async fn what_an_earlier_process_knew_waits_for_a_registry_that_is_read_later_an
     let fourth = upstreams();
     hand_over(&first, &fourth, begun);
     assert!(!fourth.find_recalled(&[], later(600)) && !fourth.find_recalled(&all, later(600)));
+    // The last message of the old process replaces what it sent before.
+    let fifth = upstreams();
+    fifth.recall_endpoints(first.beliefs(begun).0);
+    assert!(fifth.awaits_recalled());
+    fifth.recall_endpoints(Vec::new());
+    assert!(!fifth.awaits_recalled());
     assert_eq!((fourth.is_whole(), hand_over(&fourth, &upstreams(), later(600))), (true, (0, 0)));
 }
 
