@@ -270,6 +270,34 @@ fn a_new_process_that_is_killed_while_the_old_one_has_connections_is_replaced() 
     assert!(TcpStream::connect(address).is_err());
 }
 
+/// The old process has an older state than the one that has died.
+#[test]
+fn a_process_that_replaces_a_dead_one_knows_what_drains_had_left_there() {
+    let (echo, sni) = (Backend::echo(), Backend::echo());
+    let config =
+        with_streams(&echo, &sni) + "networks: {west: {gateways: [{address: 192.0.2.3, sniPort: 15443}]}}\n";
+    let with = |drain: &str| format!("{config}drains: [{{network: west, {drain}}}]\n");
+    let line = Line(Gateway::start_in(hbone::folder(), &with("to: 50%"), &[]));
+    let left = || line.0.json("/api/v1/drains")[0]["left_percent"].clone();
+    assert_eq!(left(), 50);
+    let caller = Hbone::connect(line.0.listener("hbone"), hbone::caller()).expect("let in");
+    let mut stream = caller.open("echo.shop.mesh:80").expect("admitted");
+    let first = line.upgrade()["process"].clone();
+    line.0.reload(&with("to: 0%"));
+    let kept = line.0.folder().join("state/beliefs");
+    let belief = "{\"drain\":{\"registry\":null,\"target\":{\"Network\":\"west\"},\"left\":0,";
+    eventually("what is left to be kept", || {
+        std::fs::read_to_string(&kept).ok()?.contains(belief).then_some(())
+    });
+    line.0.reload(&with("to: 99%"));
+    kill("-KILL", &first);
+    eventually("the other process to serve", || {
+        (line.0.json("/api/v1/status")["taken_over"]["process"] == line.0.process()).then_some(())
+    });
+    assert_eq!(left(), 0);
+    assert_eq!(stream.echo("the old process goes on"), Ok("the old process goes on".to_owned()));
+}
+
 /// Its kernel accepts connections for a process that hangs, so its clients would wait for ever.
 #[test]
 fn a_new_process_that_hangs_once_it_serves_is_replaced() {
