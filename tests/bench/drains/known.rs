@@ -1,11 +1,12 @@
 //! What a gateway has learnt before it is upgraded, and must know after each upgrade: the address of a host name whose server is silent,
-//! a gateway that is dead, an endpoint that is ejected, a registry that is held, and what a drain has left.
+//! since when a gateway is dead, an endpoint that is ejected, the end of the hold on a registry, and what a drain has left that was amended
+//! since.
 
-use std::net::SocketAddr;
-use std::time::SystemTime;
+use std::io;
+use std::net::{Shutdown, SocketAddr, TcpListener};
 
-use isthmus::model::time::{rfc3339_seconds, unix_seconds};
 use serde_json::Value;
+use socket2::SockRef;
 use tempfile::TempDir;
 
 use crate::support::backend::{Backend, refusing};
@@ -18,16 +19,23 @@ pub(crate) const NAMED: &str = "named.test";
 pub(crate) const EJECTED: &str = "ejected.test";
 /// The number of services of the registry, which is then emptied.
 const SERVICES: usize = 30;
+/// The drain, which leaves nothing, and the document that amends it: what is left may not rise.
+const DRAIN: &str = "drains: [{network: west}]";
+const AMENDED: &str = "drains: [{network: west, to: 99%}]";
+/// The largest difference between two ends of a hold, in milliseconds: they are times on two clocks.
+const SAME_WITHIN: u64 = 1_000;
 
 pub(crate) struct Known {
     servers: NameServer,
     echo: SocketAddr,
-    /// The address of a gateway and of an endpoint, where nobody listens.
+    /// The address of an endpoint, where nobody listens.
     dead: SocketAddr,
+    /// The socket of a gateway that answers, and then dies.
+    dies: TcpListener,
     lives: Backend,
     registry: TempDir,
-    /// The percentage that the drain left at the last look.
-    left: f64,
+    /// Since when the gateway is dead, and when the hold ends.
+    learnt: Option<(Value, u64)>,
 }
 
 impl Known {
@@ -36,7 +44,12 @@ impl Known {
         let registry = tempfile::tempdir().expect("a folder");
         let (servers, lives) = (NameServer::start(), Backend::echo());
         servers.points("db.test", echo.ip());
-        let known = Self { servers, echo, dead: refusing(), lives, registry, left: 100.0 };
+        // Nobody else gets the port of the gateway that dies.
+        let dies = TcpListener::bind(refusing()).expect("a port");
+        Backend::serve(dies.try_clone().expect("a handle"), |mut stream| {
+            let _ = io::copy(&mut stream.try_clone().expect("a handle"), &mut stream);
+        });
+        let known = Self { servers, echo, dead: refusing(), dies, lives, registry, learnt: None };
         known.put(SERVICES);
         known
     }
@@ -65,22 +78,25 @@ impl Known {
 
     /// Returns the other sections of the config.
     pub(crate) fn sections(&self) -> String {
-        let gateways = [self.dead, self.lives.address]
+        let gateways = [self.dies(), self.lives.address]
             .map(|at| format!("{{address: {}, sniPort: {}}}", at.ip(), at.port()));
         format!(
             "node: {{network: east, cluster: east}}\nxds: {{bind: \"127.0.0.1:0\"}}\n\
              networks: {{west: {{gateways: [{}]}}}}\ndns: {{servers: [\"{}\"]}}\naggregator: {{withdrawalHold: 2h}}\n\
              registries: [{{file: {{path: {}/west.yaml, cluster: west, network: west}}}}]\n\
-             drains: [{{network: west, since: {}, over: 30m}}]\n",
+             {DRAIN}\n",
             gateways.join(", "),
             self.servers.address,
             self.registry.path().display(),
-            // Some steps of the ramp are over.
-            rfc3339_seconds(unix_seconds(SystemTime::now()) - 300),
         )
     }
 
-    /// Has the gateway learn all, and then silences the name server and empties the registry. `call` calls a route.
+    fn dies(&self) -> SocketAddr {
+        self.dies.local_addr().expect("bound")
+    }
+
+    /// Has the gateway learn all: silences the name server, ends the other gateway, empties the registry, and amends the drain. `call` calls
+    /// a route.
     pub(crate) fn teach(&mut self, gateway: &Gateway, call: impl Fn(&str)) {
         eventually("the address", || {
             let problems = gateway.json("/api/v1/status")["problems"].to_string();
@@ -88,48 +104,64 @@ impl Known {
         });
         self.servers.answer("db.test", Answer::Silence);
         eventually("the registry", || (state_of(gateway) == "live").then_some(()));
+        eventually("the gateway", || (self.probe(gateway)["state"] == "answers").then_some(()));
+        SockRef::from(&self.dies).shutdown(Shutdown::Both).expect("it has listened");
         self.put(0);
         let mut lacking = Vec::new();
         for _ in 0..200 {
             call(EJECTED);
             lacking = self.forgotten(gateway);
             if lacking.is_empty() {
-                return;
+                break;
             }
             std::thread::sleep(std::time::Duration::from_millis(100));
         }
-        panic!("it has not learnt {lacking:?}");
+        assert!(lacking.is_empty(), "it has not learnt {lacking:?}");
+        let ends = eventually("the hold to be kept", || end_of_hold(gateway));
+        self.learnt = Some((self.probe(gateway)["probes"][0]["since"].clone(), ends));
+        let config = std::fs::read_to_string(gateway.config_path()).expect("a config");
+        std::fs::write(gateway.config_path(), config.replace(DRAIN, AMENDED)).expect("written");
+        assert_eq!(gateway.post("/api/v1/reload").0, 200);
     }
 
-    /// Returns what the gateway does not know any more. What the drain leaves may only fall.
-    pub(crate) fn forgotten(&mut self, gateway: &Gateway) -> Vec<String> {
+    /// Returns the gateway that dies.
+    fn probe(&self, gateway: &Gateway) -> Value {
+        let address = self.dies().to_string();
+        one_of(&gateway.json("/api/v1/gateways"), |one| one["probes"][0]["address"] == *address)
+    }
+
+    /// Returns what the gateway does not know any more. The end of the hold is the one that the earlier process has written.
+    pub(crate) fn forgotten(&self, gateway: &Gateway) -> Vec<String> {
         let mut forgotten = Vec::new();
         let mut expect = |what: &str, holds: bool, seen: &Value| {
             if !holds {
                 forgotten.push(format!("{what}: {seen}"));
             }
         };
-        let gateways = gateway.json("/api/v1/gateways");
-        let dead = self.dead.to_string();
-        let dead = one_of(&gateways, |one| one["probes"][0]["address"] == *dead);
-        expect("the dead gateway", dead["usable"] == false, &dead);
+        let dead = self.probe(gateway);
+        let is_since = self.learnt.as_ref().is_none_or(|(since, _)| dead["probes"][0]["since"] == *since);
+        expect("the dead gateway", dead["usable"] == false && is_since, &dead);
         let explained = gateway.json(&format!("/api/v1/explain?sni={EJECTED}"));
         let ejected = one_of(&explained["candidates"], |one| one["address"] == self.dead.to_string());
         expect("the ejected endpoint", ejected["state"] == "ejected", &ejected);
         let registry = &gateway.json("/api/v1/registries")[0];
         let is_held = registry["state"] == "held" && registry["services"] == SERVICES;
         expect("the registry that is held", is_held, registry);
+        let ends = end_of_hold(gateway);
+        let is_same =
+            |(_, first): &(Value, u64)| ends.is_some_and(|ends| ends.abs_diff(*first) < SAME_WITHIN);
+        expect("the end of the hold", self.learnt.as_ref().is_none_or(is_same), &ends.into());
         let drain = &gateway.json("/api/v1/drains")[0];
-        let left = drain["left_percent"].as_f64().unwrap_or(f64::MAX);
-        expect("what the drain has left", left <= self.left && left < 100.0, drain);
-        self.left = left.min(self.left);
+        expect("what the drain has left", drain["left_percent"] == 0, drain);
         forgotten
     }
+}
 
-    /// Returns the percentage that the drain has left.
-    pub(crate) fn left(&self) -> f64 {
-        self.left
-    }
+/// Returns the end of the hold in the file of beliefs, in milliseconds since 1970.
+fn end_of_hold(gateway: &Gateway) -> Option<u64> {
+    let beliefs = std::fs::read_to_string(gateway.folder().join("state/beliefs")).ok()?;
+    let mut beliefs = beliefs.lines().filter_map(|line| serde_json::from_str::<Value>(line).ok());
+    beliefs.find_map(|belief| belief["hold"]["until"].as_u64())
 }
 
 fn state_of(gateway: &Gateway) -> Value {

@@ -3,9 +3,8 @@
 //! - `age`: connections of five protocols under `maxConnectionAge`: which of them end with a request that has no answer, and when
 //!   they end. `--age SECONDS` (60).
 //! - `upgrades`: idle and busy connections, whose bytes are compared, and a connection for each request, while the gateway is replaced
-//!   again and again. What it has learnt before (the address of a host name whose server is silent, a dead gateway, an ejected endpoint,
-//!   a registry that is held, a drain) must be known after each upgrade. `--upgrades N` (100), `--idle N` (8,000), `--busy N` (1,000). `--other PATH` is another build, which takes turns
-//!   with this one. Both ends of all connections and each process of the gateway need descriptors: two per connection, and a third for
+//!   again and again. What it has learnt before (see `known`) must be known after each upgrade. `--upgrades N` (100), `--idle N` (8,000),
+//!   `--busy N` (1,000). `--other PATH` is another build, which takes turns with this one. Both ends of all connections and each process of the gateway need descriptors: two per connection, and a third for
 //!   each busy one.
 //!
 //! It prints tables, and fails if a connection is reset, a byte is wrong, or a connection is refused. Times depend on the machine and are

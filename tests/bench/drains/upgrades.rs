@@ -266,7 +266,7 @@ pub(crate) fn show(options: &Options) {
         }
         silent
     });
-    println!("things forgotten: {}; left of the drained network: {} %", forgotten.len(), known.left());
+    println!("things forgotten: {}", forgotten.len());
     forgotten.iter().take(10).for_each(|one| println!("  {one}"));
     print(&seen, &mut took, (moved, left), (silent, back));
     assert!(forgotten.is_empty());
