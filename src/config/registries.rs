@@ -429,6 +429,14 @@ impl Reader<'_> {
             slices: extra(&keys::Kubernetes::SLICES),
             derived_services: extra(&keys::Kubernetes::DERIVED_SERVICES),
         };
+        if import_extras.derived_services
+            && spec.service_entries
+            && let Some(node) = fields.at(&keys::Kubernetes::DERIVED_SERVICES)
+        {
+            let fault = "found true, which cannot be used with serviceEntries: a ServiceEntry of any namespace could have the \
+                         cluster IP of a derived Service";
+            self.problems.error(node.position, &at.key(keys::Kubernetes::DERIVED_SERVICES.name()), fault);
+        }
         let spec =
             KubernetesSpec { network: network.clone(), gateway_api, import_writer, import_extras, ..spec };
         let (network, kind) = (network.unwrap_or_default(), RegistryKind::Kubernetes(spec));

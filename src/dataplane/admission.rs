@@ -1,5 +1,5 @@
 //! The admission of connections and CONNECT streams. A connection is admitted by its addresses before a byte is read
-//! ([`admit_accepted`]), and by what it asks for ([`admit`]). There is one admission for all protocols: the snapshot decides, and
+//! ([`admit_accepted`]), and by what it asks for ([`admit()`]). There is one admission for all protocols: the snapshot decides, and
 //! what it admits takes its slots under the limits.
 
 use isthmus_decisions::admit;

@@ -31,12 +31,12 @@ use isthmus_wire::proxy_protocol::{self, Announced, begins_header};
 
 /// An accepted connection, from which no byte is read yet.
 pub(crate) struct Accepted {
-    /// The entry of the connection, which has a permit.
-    pub(crate) registration: Registration,
+    /// The client's socket. It is closed before the permit is free.
+    pub(crate) client: TcpStream,
     /// The listener of the policy at the time of the accept.
     pub(crate) listener: Arc<Listener>,
-    /// The client's socket.
-    pub(crate) client: TcpStream,
+    /// The entry of the connection, which has a permit.
+    pub(crate) registration: Registration,
 }
 
 impl Accepted {

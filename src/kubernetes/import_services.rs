@@ -49,17 +49,19 @@ impl Derived {
             return None;
         }
         let name: Arc<str> = format!("isthmus-{:016x}", XxHash3_64::oneshot(import.name.as_bytes())).into();
-        let port = |port: &ExportedPort| (name_of(port), port.port, port.protocol.to_string());
+        let names = names_of(&content.ports);
+        let port =
+            |(port, name): (&ExportedPort, &String)| (name.clone(), port.port, port.protocol.to_string());
         let derived = DerivedContent {
             import: import.name.to_string(),
-            ports: content.ports.iter().map(port).collect(),
+            ports: content.ports.iter().zip(&names).map(port).collect(),
         };
         let (mut slices, mut reached, mut unreached) = (Vec::new(), 0, Vec::new());
-        for port in &content.ports {
+        for (port, port_name) in content.ports.iter().zip(&names) {
             match plain_addresses(snapshot, service, port, place) {
                 Ok(addresses) => {
                     let of = SliceOf::Derived(name.to_string());
-                    slices.extend(to(import, &of, &name_of(port), &addresses));
+                    slices.extend(to(import, &of, port_name, &addresses));
                     reached += 1;
                 }
                 Err(why) => unreached.push(format!("{}/{} ({why})", port.port, port.protocol)),
@@ -111,9 +113,22 @@ impl Derived {
     }
 }
 
-/// Returns the name of a port. A Service with several ports needs one for each.
-fn name_of(port: &ExportedPort) -> String {
-    if port.name.is_empty() { port.port.to_string() } else { port.name.to_string() }
+/// Returns a name for each port: its own, or one that is made of its number, where an API server would refuse its own, because it is
+/// no DNS label (RFC 1123 §2.1), or where another port has it.
+fn names_of(ports: &[ExportedPort]) -> Vec<String> {
+    let mut taken = BTreeSet::new();
+    let name = |port: &ExportedPort| {
+        let made = format!("{}-{}", port.protocol.to_ascii_lowercase(), port.port);
+        let own = is_label(&port.name).then(|| port.name.to_string()).filter(|own| taken.insert(own.clone()));
+        own.unwrap_or(made)
+    };
+    ports.iter().map(name).collect()
+}
+
+fn is_label(name: &str) -> bool {
+    let is_sign = |sign: u8| sign.is_ascii_lowercase() || sign.is_ascii_digit();
+    let ends = name.bytes().next().is_some_and(is_sign) && name.bytes().last().is_some_and(is_sign);
+    ends && name.len() <= 63 && name.bytes().all(|sign| is_sign(sign) || sign == b'-')
 }
 
 /// Returns the slices that lead from a port to these addresses. The addresses of a slice have one port number.
@@ -135,4 +150,23 @@ fn to(
         cut(&import.namespace, content)
     });
     slices.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn each_port_of_a_derived_service_has_a_name_that_an_api_server_takes() {
+        let port = |name: &str, port: u16| ExportedPort {
+            name: name.into(),
+            port,
+            protocol: "TCP".into(),
+            app_protocol: "".into(),
+        };
+        let ports = ["https", "https", "HTTPS", "tls_1", "", "-a", "443"];
+        let ports: Vec<_> = ports.iter().zip(441..).map(|(name, number)| port(name, number)).collect();
+        let expected = ["https", "tcp-442", "tcp-443", "tcp-444", "tcp-445", "tcp-446", "443"];
+        assert_eq!(names_of(&ports), expected);
+    }
 }

@@ -139,19 +139,29 @@ impl Turns for ImportWriter {
         let may_lose = |namespace: &Arc<str>, import: &str| {
             may_be_unread(&ObjectKey { namespace: namespace.clone(), name: import.into() })
         };
+        // What is derived from an import is held back with it.
+        let is_of_others = |namespace: &Arc<str>, import: &str| {
+            let key = ObjectKey { namespace: namespace.clone(), name: import.into() };
+            let import = there.objects.get(&key).and_then(Option::as_deref);
+            import.is_some_and(|import| loses(import, None, false, (knows, cluster)))
+        };
+        let is_held_back = |key: &ObjectKey, has: &DerivedContent, _: Option<&DerivedContent>| {
+            is_of_others(&key.namespace, &has.import) || may_lose(&key.namespace, &has.import)
+        };
+        self.services.write(&made.services, &there.services, is_held_back).await?;
+        let is_held_back = |key: &ObjectKey, has: &SliceContent, _: Option<&SliceContent>| {
+            let is_of_others = match &has.of {
+                SliceOf::Cluster(name) => knows == Knows::OwnCluster && name != cluster.as_str(),
+                SliceOf::Derived(_) => is_of_others(&key.namespace, &has.import),
+            };
+            is_of_others || may_lose(&key.namespace, &has.import)
+        };
+        self.slices.write(&made.slices, &there.slices, is_held_back).await?;
+        // Last, because its condition says what the Service and the slices lead to.
         let is_held_back = |key: &ObjectKey, has: &ImportContent, wanted: Option<&ImportContent>| {
             loses(has, wanted, may_be_unread(key), (knows, cluster))
         };
         self.imports.write(&made.imports, &there.objects, is_held_back).await?;
-        let is_held_back = |key: &ObjectKey, has: &DerivedContent, _: Option<&DerivedContent>| {
-            knows == Knows::OwnCluster || may_lose(&key.namespace, &has.import)
-        };
-        self.services.write(&made.services, &there.services, is_held_back).await?;
-        let is_held_back = |key: &ObjectKey, has: &SliceContent, _: Option<&SliceContent>| {
-            let is_own = matches!(&has.of, SliceOf::Cluster(name) if name == cluster.as_str());
-            (knows == Knows::OwnCluster && !is_own) || may_lose(&key.namespace, &has.import)
-        };
-        self.slices.write(&made.slices, &there.slices, is_held_back).await?;
         Ok(RENEW_EVERY)
     }
 

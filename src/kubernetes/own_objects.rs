@@ -90,6 +90,7 @@ impl<O: OwnObject> OwnObjects<O> {
             !self.refused.contains(key) && self.is_due(key, step, has)
         });
         due.truncate(WRITES_MAX);
+        let mut is_refused = false;
         for some in due.chunks(TOGETHER) {
             let results = join_all(some.iter().map(|(key, step)| self.make(key, step))).await;
             for ((key, step), result) in some.iter().zip(results) {
@@ -99,6 +100,7 @@ impl<O: OwnObject> OwnObjects<O> {
                     Err(fault) if is_of_the_moment(&fault) => None,
                     Err(fault) if fault.status().is_some() => {
                         self.refused.insert(key.clone(), &fault, self.duty);
+                        is_refused = true;
                         continue;
                     }
                     Err(fault) => return Err(fault),
@@ -107,17 +109,20 @@ impl<O: OwnObject> OwnObjects<O> {
                 self.written.insert(key.clone(), Written { step: step.clone(), last, kept });
             }
             // The turn ends, so that a right that no object has is tried only once per turn.
-            if !self.refused.is_empty() {
+            if is_refused {
                 break;
             }
         }
         Ok(())
     }
 
-    /// Returns true if a step was not made yet, or if the object has not stayed as it was written.
+    /// Returns true if a step was not made yet, or if the object has not stayed as it was written. An object that another program has by
+    /// its name is not shown here, and so neither is its removal: its creation is tried again.
     fn is_due(&self, key: &ObjectKey, step: &Step<O::Content>, has: Option<&O::Content>) -> bool {
-        self.made(key, step)
-            .is_none_or(|written| written.kept.as_ref() != has && written.last.may_be_repeated())
+        let is_missing = has.is_none() && matches!(step, Step::Create(_));
+        self.made(key, step).is_none_or(|written| {
+            (is_missing || written.kept.as_ref() != has) && written.last.may_be_repeated()
+        })
     }
 
     /// Returns the last write of an object, if it was this step.

@@ -163,7 +163,7 @@ keys! {
         SLICES "slices": form::Boolean = false;
         /// With `true`, the registry also writes a Service with a cluster IP for each of these ServiceImports whose service the
         /// cluster does not export, so that pods outside the mesh reach the service
-        /// (docs/kubernetes.md). Requires `serviceImports: write`.
+        /// (docs/kubernetes.md). Requires `serviceImports: write`, and cannot be used with `serviceEntries`.
         DERIVED_SERVICES "derivedServices": form::Boolean = false;
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + GATEWAYS
 

@@ -6,7 +6,6 @@ use std::sync::Arc;
 
 use super::super::index::items::alias;
 use super::super::kinds::Tables;
-use super::super::kinds::endpoint_slice::SliceRecord;
 use super::super::kinds::gateway_route::{BackendRecord, ParentRecord, RouteId, RouteKind, RouteRecord};
 use super::super::kinds::service::{ServiceClass, ServiceRecord};
 use super::super::table::ObjectKey;
@@ -279,16 +278,6 @@ fn plain_protocol(service: &ServiceRecord, port: u16) -> Option<&str> {
     Some(&*found.app_protocol).filter(is_plain)
 }
 
-/// Returns true if the EndpointSlices of a Service have endpoints, of which none is used because none has a pod. ServiceEntries and
-/// WorkloadEntries could add others.
-fn is_made_by_hand(tables: &Tables, service: &ObjectKey) -> bool {
-    if tables.spec.manual_endpoints || tables.spec.service_entries {
-        return false;
-    }
-    let made_by = || tables.slices_of(service).map(SliceRecord::made_by);
-    made_by().any(|(_, by_hand)| by_hand) && !made_by().any(|(of_pods, _)| of_pods)
-}
-
 /// Returns the service port of a backend. The error is the condition `ResolvedRefs`.
 fn backend(
     kind: RouteKind,
@@ -340,10 +329,6 @@ fn backend(
                 "port {port} of Service {target} has the appProtocol {plain}, and a TLSRoute passes on the TLS of clients"
             );
             return Err(Verdict::no("UnsupportedProtocol", why));
-        }
-        if is_made_by_hand(tables, target) {
-            let why = "has only endpoints without a pod, which `manualEndpoints` of the registry allows";
-            return Err(missing(format!("Service {target} {why}")));
         }
         let name = format!("{}.{}.svc.{}", target.name, target.namespace, tables.spec.cluster_domain);
         HostName::parse(&name).ok()

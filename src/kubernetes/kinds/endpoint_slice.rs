@@ -50,11 +50,6 @@ impl Watched for EndpointSlice {
         let Touched { key, before } = touched;
         let service =
             |slice: &SliceRecord| ObjectKey { namespace: key.namespace.clone(), name: slice.service.clone() };
-        let now = tables.slices.get(&key);
-        if before.as_ref().map(SliceRecord::made_by) != now.map(SliceRecord::made_by) {
-            let services: Vec<ObjectKey> = before.iter().chain(now).map(service).collect();
-            services.iter().for_each(|service| tables.mark_backend(service));
-        }
         if let Some(before) = before {
             let service = service(&before);
             if let Some(slices) = tables.slices_of.get_mut(&service) {
@@ -115,12 +110,6 @@ impl SliceRecord {
             })
         });
         Some(Self { service, ports, endpoints: endpoints.collect() })
-    }
-
-    /// Returns whether the slice has endpoints with a pod, and whether it has endpoints without one.
-    pub(crate) fn made_by(&self) -> (bool, bool) {
-        let has = |is_of_pod| self.endpoints.iter().any(|endpoint| endpoint.pod.is_some() == is_of_pod);
-        (has(true), has(false))
     }
 
     /// Returns the UIDs of the pods that the slice names, each once.

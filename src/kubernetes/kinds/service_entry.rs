@@ -23,8 +23,8 @@ const HOSTS_MAX: usize = 256;
 /// The largest number of endpoints that one ServiceEntry has for all of its hosts together. Without it, one object of 1.5 MiB could have
 /// a million.
 const ENDPOINTS_MAX: usize = 20_000;
-/// The largest number of `subjectAltNames` of one ServiceEntry.
-const IDENTITIES_MAX: usize = 256;
+/// The largest number of identities that the `subjectAltNames` of one ServiceEntry give all of its hosts together.
+const IDENTITIES_MAX: usize = 1_024;
 
 objects! {
     /// `ServiceEntry` of `networking.istio.io/v1`.
@@ -135,9 +135,15 @@ impl EntryRecord {
             (hosts, unusable) = (Vec::new(), Some(why));
         }
         let is_used = !hosts.is_empty();
-        let names = spec.subject_alt_names.iter().filter(|_| is_used).take(IDENTITIES_MAX);
+        let most = IDENTITIES_MAX.checked_div(hosts.len()).unwrap_or_default();
+        let names = spec.subject_alt_names.iter().take(most);
         let (identities, others): (Vec<_>, Vec<_>) =
             names.map(|name| Identity::parse(name).map_err(|_| cut(name))).partition(Result::is_ok);
+        if is_used && spec.subject_alt_names.len() > most {
+            unusable.get_or_insert_with(|| {
+                format!("it has more than {most} subjectAltNames for each of its hosts")
+            });
+        }
         if let Some(name) = others.into_iter().find_map(Result::err) {
             unusable
                 .get_or_insert_with(|| format!("its subjectAltNames have {name:?}, which is no SPIFFE ID"));
