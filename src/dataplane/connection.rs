@@ -44,16 +44,6 @@ enum Ending {
     Link(Purpose, Box<[u8]>),
 }
 
-/// The server of a connection that asks for something.
-enum ServedBy {
-    /// One of the endpoints to which the connection is admitted.
-    Endpoint(Attempts),
-    /// The HBONE server, from these bytes on.
-    Hbone(Box<[u8]>),
-    /// The server of peer links and enrolments, from these bytes on.
-    PeerLinks(Purpose, Box<[u8]>),
-}
-
 /// Serves an accepted connection to its end, or until its bytes show that it is HBONE or a peer's link.
 pub(crate) async fn serve(accepted: Accepted) {
     let (core, entry, refusal) = (accepted.core(), accepted.entry(), accepted.listener.refusal);
@@ -102,9 +92,7 @@ async fn run(accepted: &Accepted) -> Ending {
         return Ending::Refused(reason);
     }
     let mut attempts = match peek(accepted, decide).await {
-        Ok(ServedBy::Endpoint(attempts)) => attempts,
-        Ok(ServedBy::Hbone(hello)) => return Ending::Hbone(hello),
-        Ok(ServedBy::PeerLinks(purpose, hello)) => return Ending::Link(purpose, hello),
+        Ok(attempts) => attempts,
         Err(unserved) => return unserved_end(unserved, client),
     };
     loop {
@@ -129,8 +117,8 @@ async fn run(accepted: &Accepted) -> Ending {
     }
 }
 
-/// Decides by the first bytes of a connection on its server. A connection to an endpoint is admitted.
-fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<ServedBy, Unserved> {
+/// Decides by the first bytes of a connection on its server, and admits a connection to an endpoint.
+fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<Attempts, Unserved> {
     let (core, entry) = (accepted.core(), accepted.entry());
     if accepted.is_own() {
         return Err(Unserved::Own);
@@ -148,12 +136,12 @@ fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<ServedBy, Unserved
             if !snapshot.policy.peers.is_empty()
                 && let Some(purpose) = purpose_of(listener.protocol, hello)
             {
-                return Ok(ServedBy::PeerLinks(purpose, peeked.bytes.into()));
+                return Err(Unserved::Link(purpose, peeked.bytes.into()));
             }
             let alpn = hello.alpn.unwrap_or(Protocols::NONE);
             let is_hbone = is_hbone(listener.protocol, hello);
             if is_hbone && alpn.iter().any(|name| name == b"h2") {
-                return Ok(ServedBy::Hbone(peeked.bytes.into()));
+                return Err(Unserved::Hbone(peeked.bytes.into()));
             }
             note_hello(&mut entry.record.borrow_mut(), hello);
             if is_hbone {
@@ -168,7 +156,7 @@ fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<ServedBy, Unserved
     let asked = Asked { listener, requested, alpn, identity: None, kind: CallerKind::default() };
     let mut attempts = admit(core, &snapshot, entry, &asked).map_err(Unserved::Refused)?;
     attempts.replay = replay(peeked);
-    Ok(ServedBy::Endpoint(attempts))
+    Ok(attempts)
 }
 
 /// Keeps the bytes that were peeked for the endpoint; `None` if there are none. Bytes behind a hello, or other bytes, may be a request,
@@ -179,7 +167,7 @@ fn replay(peeked: &Peeked<'_>) -> Option<Replay> {
     (!bytes.is_empty()).then(|| Replay { bytes: bytes.into(), sent: 0, repeatable })
 }
 
-/// Returns the end of a connection that asks for nothing, or is not given it.
+/// Returns the end of a connection that no endpoint serves.
 fn unserved_end(unserved: Unserved, client: &TcpStream) -> Ending {
     match unserved {
         Unserved::Own => {
@@ -192,6 +180,8 @@ fn unserved_end(unserved: Unserved, client: &TcpStream) -> Ending {
         Unserved::Gone => Ending::Silent(Reason::ClientGone),
         Unserved::Refused(reason @ (Reason::NotTls | Reason::HelloTimeout)) => Ending::Silent(reason),
         Unserved::Refused(reason) => Ending::Refused(reason),
+        Unserved::Hbone(hello) => Ending::Hbone(hello),
+        Unserved::Link(purpose, hello) => Ending::Link(purpose, hello),
     }
 }
 

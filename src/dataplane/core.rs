@@ -124,6 +124,12 @@ impl Core {
         entry.cut(reason);
     }
 
+    /// Orders HBONE connections, those that begin later included, to end with their open streams.
+    pub(crate) fn start_draining(&self) {
+        self.departures.is_draining.set(true);
+        self.connections.retire_where(|_| true);
+    }
+
     /// Puts a connection that has a permit into the table.
     pub(crate) fn register(self: &Rc<Self>, entry: Rc<Entry>) -> Registration {
         self.connections.insert(&entry);

@@ -22,6 +22,7 @@ use isthmus_model::mesh_name::PROBE_NAME;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_net::admission::{Holder, Limit};
+use isthmus_net::handed::Purpose;
 use isthmus_net::socket::original_destination;
 use isthmus_settings::listener::{Listener, ListenerProtocol, ProxyProtocol};
 use isthmus_wire::client_hello;
@@ -73,8 +74,9 @@ pub(crate) struct Peeked<'b> {
     pub(crate) bytes: &'b [u8],
 }
 
-/// The end of a connection that asks for nothing, or is not given it.
+/// A connection that no endpoint serves.
 pub(crate) enum Unserved {
+    /// The connection is refused.
     Refused(Reason),
     /// This gateway made the connection itself.
     Own,
@@ -84,10 +86,14 @@ pub(crate) enum Unserved {
     Greeted,
     /// The client closed the connection before its hello was complete.
     Gone,
+    /// The connection is HBONE; these are the bytes read so far.
+    Hbone(Box<[u8]>),
+    /// The connection is a peer's link or enrolment; these are the bytes read so far.
+    Link(Purpose, Box<[u8]>),
 }
 
-/// Reads the first bytes, until the deadline of the listener's policy, and returns what `decide` makes of them. They are in the worker's
-/// buffer then, so that only what is needed later is copied.
+/// Reads the first bytes, until the deadline of the listener's policy, and returns the result of `decide` for them. `decide` gets them in
+/// the worker's buffer, so that only the bytes that are needed later are copied; it must not use that buffer otherwise.
 pub(crate) async fn peek<T>(
     accepted: &Accepted,
     decide: impl Fn(&Accepted, &Peeked<'_>) -> Result<T, Unserved>,

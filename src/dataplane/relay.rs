@@ -175,6 +175,12 @@ impl Flow {
     pub(crate) fn is_read_out(self) -> bool {
         self != Self::Open
     }
+
+    /// Records that the source has ended. It ends once, before its end is passed on.
+    pub(crate) fn read_out(&mut self) {
+        debug_assert_eq!(*self, Self::Open, "nothing is read from a source that has ended");
+        *self = Self::ReadOut;
+    }
 }
 
 impl Direction {
@@ -530,7 +536,7 @@ impl Relay<'_> {
         };
         match read {
             Ok(0) => {
-                self.direction(way).flow = Flow::ReadOut;
+                self.direction(way).flow.read_out();
                 self.release(way);
                 Poll::Ready(Ok(0))
             }

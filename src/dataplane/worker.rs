@@ -118,8 +118,7 @@ impl Worker {
             is_closed
         };
         join_all(std::mem::take(&mut self.listeners).into_values().map(stop)).await;
-        self.core.departures.is_draining.set(true);
-        self.core.connections.retire_where(|_| true);
+        self.core.start_draining();
         // The connections that another process may take over wait for it.
         if queue == Queue::Accept {
             retire::end_all(&self.core, within);

@@ -330,7 +330,7 @@ impl StreamRelay<'_> {
                     self.up.queue.push(bytes);
                 }
                 Poll::Ready(Some(Err(_))) => return Err(self.hung_up(context)),
-                Poll::Ready(None) => self.up.flow = Flow::ReadOut,
+                Poll::Ready(None) => self.up.flow.read_out(),
                 Poll::Pending => break,
             }
         }
@@ -406,7 +406,7 @@ impl StreamRelay<'_> {
                 return Poll::Pending;
             }
             match self.read(ready) {
-                Ok(()) if self.down.held.is_empty() => self.down.flow = Flow::ReadOut,
+                Ok(()) if self.down.held.is_empty() => self.down.flow.read_out(),
                 Ok(()) => {
                     // The socket may hold more bytes.
                     self.down.unreported = !ready;
@@ -483,7 +483,7 @@ impl StreamRelay<'_> {
         while !self.is_delivered() {
             // An error means that all bytes were read, because the reset came after them.
             let read = self.gather(context).unwrap_or_else(|_| {
-                self.up.flow = Flow::ReadOut;
+                self.up.flow.read_out();
                 true
             });
             let Ok(written) = self.write(context) else {
@@ -559,7 +559,7 @@ impl StreamRelay<'_> {
             ready!(self.connected.socket.poll_read_ready(context))?;
             let mut scratch = self.core.buffers.scratch.borrow_mut();
             match receive(&self.connected.socket, &mut scratch.bytes) {
-                Ok(0) => self.down.flow = Flow::ReadOut,
+                Ok(0) => self.down.flow.read_out(),
                 Ok(count) => left = left.saturating_sub(count),
                 Err(error) if is_again(&error) => {}
                 Err(error) => return Poll::Ready(Err(error)),
