@@ -429,13 +429,8 @@ impl Reader<'_> {
             slices: extra(&keys::Kubernetes::SLICES),
             derived_services: extra(&keys::Kubernetes::DERIVED_SERVICES),
         };
-        if import_extras.derived_services
-            && spec.service_entries
-            && let Some(node) = fields.at(&keys::Kubernetes::DERIVED_SERVICES)
-        {
-            let fault = "found true, which cannot be used with serviceEntries: a ServiceEntry of any namespace could have the \
-                         cluster IP of a derived Service";
-            self.problems.error(node.position, &at.key(keys::Kubernetes::DERIVED_SERVICES.name()), fault);
+        if import_extras.derived_services && spec.service_entries {
+            self.derived_services_need_no_entries(fields, at);
         }
         let spec =
             KubernetesSpec { network: network.clone(), gateway_api, import_writer, import_extras, ..spec };
@@ -453,6 +448,15 @@ impl Reader<'_> {
             let fault = "found true, which cannot be used with namespaces.only: whose an address is is known only if all \
                          namespaces are read";
             self.problems.error(node.position, &at.key(keys::SERVICE_ENTRIES.name()), fault);
+        }
+    }
+
+    /// Reports an error for Services that are derived from imports where ServiceEntries are read.
+    fn derived_services_need_no_entries(&mut self, fields: &Fields<'_>, at: &Path<'_>) {
+        if let Some(node) = fields.at(&keys::Kubernetes::DERIVED_SERVICES) {
+            let fault = "found true, which cannot be used with serviceEntries: a ServiceEntry of any namespace could have the \
+                         cluster IP of a derived Service";
+            self.problems.error(node.position, &at.key(keys::Kubernetes::DERIVED_SERVICES.name()), fault);
         }
     }
 

@@ -15,6 +15,7 @@ use super::kinds::service_import::{ImportContent, Ready};
 use super::table::ObjectKey;
 use isthmus_decisions::plain_client::plain_addresses;
 use isthmus_model::endpoint::Health;
+use isthmus_model::name::is_dns_label;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_registry::change::ExportedPort;
 use isthmus_snapshot::Snapshot;
@@ -119,16 +120,11 @@ fn names_of(ports: &[ExportedPort]) -> Vec<String> {
     let mut taken = BTreeSet::new();
     let name = |port: &ExportedPort| {
         let made = format!("{}-{}", port.protocol.to_ascii_lowercase(), port.port);
-        let own = is_label(&port.name).then(|| port.name.to_string()).filter(|own| taken.insert(own.clone()));
+        let own =
+            is_dns_label(&port.name).then(|| port.name.to_string()).filter(|own| taken.insert(own.clone()));
         own.unwrap_or(made)
     };
     ports.iter().map(name).collect()
-}
-
-fn is_label(name: &str) -> bool {
-    let is_sign = |sign: u8| sign.is_ascii_lowercase() || sign.is_ascii_digit();
-    let ends = name.bytes().next().is_some_and(is_sign) && name.bytes().last().is_some_and(is_sign);
-    ends && name.len() <= 63 && name.bytes().all(|sign| is_sign(sign) || sign == b'-')
 }
 
 /// Returns the slices that lead from a port to these addresses. The addresses of a slice have one port number.

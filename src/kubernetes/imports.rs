@@ -15,6 +15,7 @@ use super::index::items::alias;
 use super::kinds::derived_service::{DerivedContent, DerivedService};
 use super::kinds::imported_slice::{ImportedSlice, SliceContent, SliceOf};
 use super::kinds::own_object::MANAGED_BY;
+use super::kinds::own_object::owner_of;
 use super::kinds::service_import::{ImportContent, ServiceImport};
 use super::lease::{Lease, RENEW_EVERY};
 use super::objects::Texts;
@@ -136,25 +137,24 @@ impl Turns for ImportWriter {
         let (knows, cluster) = (self.knows, &self.cluster);
         let may_be_unread =
             |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
-        let may_lose = |namespace: &Arc<str>, import: &str| {
-            may_be_unread(&ObjectKey { namespace: namespace.clone(), name: import.into() })
-        };
-        // What is derived from an import is held back with it.
-        let is_of_others = |namespace: &Arc<str>, import: &str| {
-            let key = ObjectKey { namespace: namespace.clone(), name: import.into() };
-            let import = there.objects.get(&key).and_then(Option::as_deref);
-            import.is_some_and(|import| loses(import, None, false, (knows, cluster)))
+        // A derived Service and its slices are held back with their import.
+        let is_import_held_back = |import: &ObjectKey| {
+            let is_unread = may_be_unread(import);
+            let has = there.objects.get(import).and_then(Option::as_deref);
+            has.map_or(is_unread, |has| loses(has, None, is_unread, (knows, cluster)))
         };
         let is_held_back = |key: &ObjectKey, has: &DerivedContent, _: Option<&DerivedContent>| {
-            is_of_others(&key.namespace, &has.import) || may_lose(&key.namespace, &has.import)
+            is_import_held_back(&owner_of(key, &has.import).1)
         };
         self.services.write(&made.services, &there.services, is_held_back).await?;
         let is_held_back = |key: &ObjectKey, has: &SliceContent, _: Option<&SliceContent>| {
-            let is_of_others = match &has.of {
-                SliceOf::Cluster(name) => knows == Knows::OwnCluster && name != cluster.as_str(),
-                SliceOf::Derived(_) => is_of_others(&key.namespace, &has.import),
-            };
-            is_of_others || may_lose(&key.namespace, &has.import)
+            let (_, import) = owner_of(key, &has.import);
+            match &has.of {
+                SliceOf::Cluster(name) => {
+                    (knows == Knows::OwnCluster && name != cluster.as_str()) || may_be_unread(&import)
+                }
+                SliceOf::Derived(_) => is_import_held_back(&import),
+            }
         };
         self.slices.write(&made.slices, &there.slices, is_held_back).await?;
         // Last, because its condition says what the Service and the slices lead to.

@@ -10,6 +10,17 @@ pub const NAME_BYTES_MAX: usize = 253;
 /// The longest label in bytes (RFC 1035 §2.3.4).
 pub const LABEL_BYTES_MAX: usize = 63;
 
+/// Returns true if a text is a DNS label as Kubernetes has it (RFC 1123 §2.1): lower-case letters, digits and `-` between letters and
+/// digits.
+pub fn is_dns_label(text: &str) -> bool {
+    let is_edge = |byte: &u8| byte.is_ascii_lowercase() || byte.is_ascii_digit();
+    let bytes = text.as_bytes();
+    text.len() <= LABEL_BYTES_MAX
+        && bytes.first().is_some_and(is_edge)
+        && bytes.last().is_some_and(is_edge)
+        && bytes.iter().all(|byte| is_edge(byte) || *byte == b'-')
+}
+
 /// The reason why a text is not a host name.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
 pub enum NameError {

@@ -8,6 +8,7 @@ use isthmus_document::key::keys;
 use isthmus_document::problem::InvalidValue;
 use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree::Node;
+use isthmus_model::name::is_dns_label;
 use isthmus_peer::enrolled::GatewayAddress;
 use isthmus_settings::export_tls::ExportTls;
 use isthmus_settings::peer::{NameTemplate, PeerLimits};
@@ -106,14 +107,7 @@ text_forms! {
 }
 
 fn peer_name(text: &str) -> Result<Arc<str>, InvalidValue> {
-    let legal = |byte: u8| byte.is_ascii_lowercase() || byte.is_ascii_digit() || byte == b'-';
-    let bytes = text.as_bytes();
-    let ends = [bytes.first(), bytes.last()];
-    if bytes.len() <= 63
-        && bytes.iter().all(|byte| legal(*byte))
-        && !ends.contains(&None)
-        && !ends.contains(&Some(&b'-'))
-    {
+    if is_dns_label(text) {
         return Ok(text.into());
     }
     Err(InvalidValue::new("it is not a DNS label".to_owned()))

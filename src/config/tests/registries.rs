@@ -156,6 +156,13 @@ fn a_registry_that_writes_imports_knows_whether_it_reads_other_clusters() {
             )],
         );
     }
+    refused_with(
+        "registries: [{kubernetes: {cluster: east, kubeconfig: k, serviceEntries: true, serviceImports: write, derivedServices: true}}]",
+        &[
+            ":2:120: registries[0].kubernetes.derivedServices: found true, which cannot be used with serviceEntries: a ServiceEntry of any \
+           namespace could have the cluster IP of a derived Service",
+        ],
+    );
     let why = "serviceEntries: found true, which cannot be used with namespaces.only: whose an address is is known only if all \
                namespaces are read";
     for (at, kind, keys) in

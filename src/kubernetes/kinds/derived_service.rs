@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use serde_json::{Value, json};
 
-use super::own_object::{MANAGED_BY, OwnObject};
+use super::own_object::{MANAGED_BY, OwnObject, owner_of};
 use super::{Facts, Kind, Reading, Tables, Watched};
 use crate::objects::{Meta, Port, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
@@ -108,8 +108,7 @@ impl OwnObject for DerivedService {
     }
 
     fn owner(key: &ObjectKey, content: &DerivedContent) -> Option<(Kind, ObjectKey)> {
-        let owner = ObjectKey { namespace: key.namespace.clone(), name: content.import.as_str().into() };
-        Some((Kind::ServiceImport, owner))
+        Some(owner_of(key, &content.import))
     }
 }
 

@@ -7,7 +7,7 @@ use serde_json::{Value, json};
 
 use super::derived_service::IMPORT;
 use super::endpoint_slice::EndpointObject;
-use super::own_object::OwnObject;
+use super::own_object::{OwnObject, owner_of};
 use super::{Facts, Kind, Reading, Tables, Watched};
 use crate::objects::{Meta, Port, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
@@ -175,8 +175,7 @@ impl OwnObject for ImportedSlice {
     }
 
     fn owner(key: &ObjectKey, content: &SliceContent) -> Option<(Kind, ObjectKey)> {
-        let owner = ObjectKey { namespace: key.namespace.clone(), name: content.import.as_str().into() };
-        Some((Kind::ServiceImport, owner))
+        Some(owner_of(key, &content.import))
     }
 }
 

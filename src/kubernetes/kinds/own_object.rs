@@ -42,3 +42,8 @@ pub(crate) trait OwnObject: DeserializeOwned {
         None
     }
 }
+
+/// Returns the ServiceImport of this name that owns an object of its namespace.
+pub(crate) fn owner_of(object: &ObjectKey, import: &str) -> (Kind, ObjectKey) {
+    (Kind::ServiceImport, ObjectKey { namespace: object.namespace.clone(), name: import.into() })
+}
