@@ -94,7 +94,7 @@ pub struct Recalled {
     pub names: Vec<NameBelief>,
     /// The holds on registries.
     pub holds: Vec<HoldBelief>,
-    /// What drains of documents have left of their targets.
+    /// The shares that drains of documents have left of their targets.
     pub drains: Vec<DrainBelief>,
 }
 

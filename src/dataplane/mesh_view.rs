@@ -1,4 +1,4 @@
-//! What one worker knows of the mesh: the newest snapshot, and the run-time state of its endpoints.
+//! The mesh as one worker sees it: the newest snapshot, and the run-time state of its endpoints.
 
 use std::cell::{Ref, RefCell};
 use std::net::{IpAddr, SocketAddr};

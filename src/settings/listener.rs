@@ -22,7 +22,7 @@ pub struct Listener {
     pub alpn: Vec<Box<[u8]>>,
     /// Source addresses that are admitted; empty: all.
     pub from: Vec<IpNet>,
-    /// Whether connections begin with a PROXY header.
+    /// The rule for PROXY headers at the beginning of connections.
     pub proxy_protocol: ProxyProtocol,
     /// Limits of the ClientHello.
     pub hello: HelloLimits,

@@ -103,7 +103,7 @@ pub struct Beliefs {
     pub distances: Vec<DistanceBelief>,
     /// The holds on registries.
     pub holds: Vec<HoldBelief>,
-    /// What planned drains of documents have left of their targets.
+    /// The shares that planned drains of documents have left of their targets.
     pub drains: Vec<DrainBelief>,
     /// The endpoints that fail.
     pub endpoints: Vec<EndpointBelief>,
@@ -222,8 +222,8 @@ pub struct HoldBelief {
     pub items: Option<String>,
 }
 
-/// What a planned drain, whose document is in the config or in a registry, has left of its target: a document that amends it begins from
-/// there. What an operator's order begins from is decided when it is given.
+/// The share that a planned drain of a document, in the config or in a registry, has left of its target: a document that amends the drain
+/// begins from this share. The share that an operator's order begins from is decided when the order is given.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DrainBelief {
     /// The name of the registry that has the document; `None`: the config has it.

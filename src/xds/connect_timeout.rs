@@ -33,8 +33,8 @@ pub(super) enum Timeout {
     Set(Duration),
     /// It follows from the distances of gateways, or is the default if there are none.
     ByDistance(Duration),
-    /// It is the largest one, because the distance of a gateway is not known yet. In use, it is so only where no other by distance was
-    /// before.
+    /// The largest one, because the distance of a gateway is not known yet. A timeout in use is one of these only if no timeout by
+    /// distance was in use before.
     Assumed(Duration),
 }
 

@@ -50,7 +50,7 @@ impl Peers {
         }
         nameless |= peers.identities.is_empty();
         if peers.any {
-            // Those that are written for the service stand for the endpoints without one.
+            // The identities that are written for the service stand for endpoints without an identity.
             nameless &= service.own_identities().next().is_none();
             peers.identities.extend(service.own_identities().cloned());
             peers.identities.extend(service.lost_identities().cloned());

@@ -1,7 +1,7 @@
 //! Ejection: an endpoint whose connections fail gets none for a while.
 //!
 //! Failures of the network belong to an address and port, those that may depend on the hello to one service there
-//! ([`super::failures`]). What follows from both is decided by each service for itself, with its own `ejection`: the number of failures,
+//! ([`super::failures`]). Each service judges both by its own `ejection`: the number of failures,
 //! the time, the share of its endpoints that may be ejected, and `off`. A service ejects an endpoint when one of its own connections
 //! fails, or when it chooses an endpoint whose address has failed for others ([`Upstreams::adopt`]).
 
@@ -32,7 +32,7 @@ impl Upstream {
         in_a_row.map(Failures::at).max().unwrap_or_default()
     }
 
-    /// Returns the time until which a service with these settings leaves the endpoint out, and the time of what it is left out for;
+    /// Returns the time until which a service with these settings leaves the endpoint out, and the time of the failure that is the cause;
     /// `None` if that is over at `now`.
     fn left_out(&self, ejection: &Ejection, now: u64) -> Option<(u64, u64)> {
         let failures = self.failed();

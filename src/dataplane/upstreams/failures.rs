@@ -1,8 +1,8 @@
 //! Failures in a row, and the last one. They are counted twice: for an address and port, which all services there share, and for one
 //! service at it.
 //!
-//! What the network says belongs to the address: a connection that is refused, times out or cannot be routed fails for every service.
-//! What depends on the hello belongs to the service: an endpoint that closes, resets, sends an alert or is silent may do so because of
+//! Failures of the network belong to the address: a connection that is refused, times out or cannot be routed fails for every service.
+//! Failures that may depend on the hello belong to the service: an endpoint may close, reset, send an alert or be silent because of
 //! the hello, and the odd hellos of one tenant's clients must not take the endpoint from another tenant's service.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
@@ -25,7 +25,7 @@ pub(super) struct Failures {
     pub(super) at: AtomicU64,
     /// The last failure of a connection. Its lock is taken only when one fails, and by readers of the API.
     last: Mutex<Option<LastFailure>>,
-    /// True once a connection of this process has succeeded or failed: what an earlier process knew is older.
+    /// True once a connection of this process has succeeded or failed: beliefs of an earlier process are older.
     is_known: AtomicBool,
 }
 

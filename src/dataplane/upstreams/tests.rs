@@ -452,7 +452,7 @@ async fn what_an_earlier_process_knew_waits_for_a_registry_that_is_read_later_an
     let checked = set.endpoints()[1].key.address;
     assert!(second.recalled_check(checked, later(599)).is_some_and(|belief| belief.unhealthy));
     assert_eq!(third.recalled_check(checked, later(600)), None, "too old");
-    // What this process has seen itself is newer.
+    // A connection of this process is newer than a belief.
     begin(&third, &set, 0).connected(Duration::from_millis(1));
     assert!(!third.find_recalled(&all, later(100)) && !is_ejected(&third, &set, 0));
     let fourth = upstreams();
@@ -577,7 +577,7 @@ async fn what_may_depend_on_the_hello_is_judged_for_the_service_alone() {
     // A success of the one service says nothing about the hellos of the other one.
     upstreams.succeeded(&begin(&upstreams, other, 0), Instant::now());
     assert!(is_ejected(&upstreams, odd, 0));
-    // What the network says holds for both, together with what each has seen itself.
+    // Failures of the network count for both services, together with the failures of each.
     assert_eq!(fail(odd, 1, Reason::EndpointRefused), Verdict::Stays);
     assert_eq!(fail(other, 1, Reason::EndpointClosed), Verdict::Ejected);
     assert!(!is_ejected(&upstreams, odd, 1));

@@ -593,7 +593,7 @@ fn the_identities_that_an_entry_names_are_those_of_its_host_and_others_are_ignor
         cluster.ignored(),
         [r#"1 ServiceEntry shop/a: its subjectAltNames have "db.example.com", which is no SPIFFE ID"#]
     );
-    // Those of all entries of the host count.
+    // The identities of all entries of the host count.
     cluster.entry("a", &names(&format!(r#""{other}""#)));
     cluster.entry("b", &names(&format!(r#""{one}","{other}""#)));
     assert_eq!(told(&mut cluster, "shop/db.test"), [one, other]);

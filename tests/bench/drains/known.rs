@@ -1,4 +1,4 @@
-//! What a gateway has learnt before it is upgraded, and must know after each upgrade: the address of a host name whose server is silent,
+//! The beliefs that a gateway must keep over each upgrade: the address of a host name whose server is silent,
 //! since when a gateway is dead, an endpoint that is ejected, the end of the hold on a registry, and what a drain has left that was amended
 //! since.
 
@@ -34,7 +34,7 @@ pub(crate) struct Known {
     dies: TcpListener,
     lives: Backend,
     registry: TempDir,
-    /// Since when the gateway is dead, and when the hold ends.
+    /// The time at which the gateway died, and the end of the hold.
     learnt: Option<(Value, u64)>,
 }
 
