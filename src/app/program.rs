@@ -37,6 +37,7 @@ use isthmus_files::watch::FileWatch;
 use isthmus_net::budget::raise_descriptor_limit;
 use isthmus_net::inherited::Inherited;
 use isthmus_net::lookup::Cause;
+use isthmus_net::memory::set_budget;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::Stop as StopOrder;
@@ -133,7 +134,8 @@ impl Program {
         let (descriptors, room) = fixed.connections_max(&config);
         let (descriptors, room) = (descriptors as u64, room as u64);
         threads::can_be_made(THREADS + workers)?;
-        upkeep::set_first_budget(config.policy.limits.memory);
+        // It holds until the first judgement, so that registries are read within their share.
+        set_budget(upkeep::memory(config.policy.limits.memory).budget);
         tracing::info!(
             version = env!("CARGO_PKG_VERSION"),
             workers,
@@ -196,7 +198,8 @@ impl Program {
                 let awaited = (lacks_names && Instant::now() < deadline).then(|| names_gate(&sources));
                 closed_gates(&sources, &config).into_iter().chain(awaited.flatten()).collect()
             };
-            let room = || Room { descriptors, connections: room, memory: sources.dataplane.memory().free };
+            let free = || upkeep::memory(config.policy.limits.memory).free;
+            let room = || Room { descriptors, connections: room, memory: free() };
             taking.ready(closed, room, &sources.dataplane, &parts.handles.telemetry).await?;
             if let Some(last) = taking.last_beliefs() {
                 control.upstreams().recall_endpoints(last.endpoints);

@@ -10,7 +10,7 @@ use isthmus_dataplane::handle::Control;
 use isthmus_decisions::dialled::Dialled;
 use isthmus_model::limits::MemoryLimit;
 use isthmus_net::memory::cgroup::Meter;
-use isthmus_net::memory::{JUDGE_EVERY, Measured, set_budget};
+use isthmus_net::memory::{JUDGE_EVERY, Judgement, Measured};
 use isthmus_net::own::LOOK_UP_EVERY;
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
@@ -54,10 +54,10 @@ pub(super) fn start(sources: &Sources, scope: &Scope) {
     });
 }
 
-/// Sets the memory budget that holds until the first judgement, so that registries are read within their share.
-pub(super) fn set_first_budget(limit: MemoryLimit) {
+/// Returns the state of the memory budget at this moment; the judgement that the process acts on may be a second old.
+pub(super) fn memory(limit: MemoryLimit) -> Judgement {
     let measured = Meter::find(Path::new("/")).measure().unwrap_or_else(|| Measured::unknown(limit));
-    set_budget(limit.of(measured.available));
+    Judgement::default().next(limit, measured)
 }
 
 /// Judges the memory budget in an endless loop.

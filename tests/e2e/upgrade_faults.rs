@@ -14,13 +14,14 @@ use std::time::Duration;
 use serde_json::{Value, json};
 
 use crate::hbone;
+use crate::memory_budget::Cgroup;
 use crate::support::backend::Backend;
 use crate::support::client::hello;
 use crate::support::dns::{Answer, NameServer};
 use crate::support::gateway::{BINARY, Gateway, http};
 use crate::support::handover::Handover;
 use crate::support::hbone::Hbone;
-use crate::support::{Stop, eventually, within};
+use crate::support::{Stop, eventually, skip, within};
 use crate::upgrade::{Line, NAME, config, open, put, replace, start_copy, works};
 
 #[test]
@@ -97,6 +98,38 @@ fn an_upgrade_into_too_little_memory_is_refused() {
     });
     works(&mut client);
     works(&mut open(line.address()));
+}
+
+/// The new process judges the room by the limit of its own cgroup.
+#[test]
+fn an_upgrade_into_a_smaller_memory_cgroup_is_refused_and_costs_nothing() {
+    const TEST: &str = "upgrade_faults::an_upgrade_into_a_smaller_memory_cgroup_is_refused_and_costs_nothing";
+    /// They need half of what the small cgroup has.
+    const CLIENTS: u32 = 2_000;
+    let cgroups = [("small", 16 << 20), ("large", 512 << 20)].map(|(name, limit)| Cgroup::new(name, limit));
+    let [Some(small), Some(large)] = cgroups else {
+        return skip(&format!("{TEST}: no memory cgroup of version 1 can be made here"));
+    };
+    let backend = Backend::echo();
+    let line = start_copy(tempfile::tempdir().expect("a folder"), &backend, &[]);
+    let mut clients: Vec<TcpStream> = (0..CLIENTS).map(|_| open(line.address())).collect();
+    let binary = line.0.folder().join("isthmus");
+    let within = |cgroup: &Cgroup| format!("#!/bin/sh\n{} && exec {BINARY} \"$@\"\n", cgroup.enter());
+    replace(&binary, within(&small).as_bytes());
+    let done = line.command();
+    let text = String::from_utf8_lossy(&done.stderr).into_owned();
+    assert_eq!(done.status.code(), Some(1), "{text}");
+    for word in ["no room for the connections", "bytes of its memory budget left", "limits.memory"] {
+        assert!(text.contains(word), "{word}: {text}");
+    }
+    clients.iter_mut().for_each(works);
+    works(&mut open(line.address()));
+    replace(&binary, within(&large).as_bytes());
+    eventually("the end of the last connection", || {
+        (line.0.metric("isthmus_connections_active", &[]) == f64::from(CLIENTS)).then_some(())
+    });
+    assert_eq!(line.upgrade()["moved"], CLIENTS);
+    clients.iter_mut().for_each(works);
 }
 
 /// A group whose sockets the new process cannot take stays, and the next one moves.
