@@ -77,6 +77,7 @@ mod limits;
 mod listeners;
 mod maintenance;
 mod memory_budget;
+mod memory_crowds;
 mod monitoring;
 mod names;
 mod one_word;
