@@ -5,7 +5,7 @@
 //! functions over it.
 //!
 //! - Tables of admission: [`routes`] ([`listener_routes`]: those of one listener), [`exports`], [`exported`], [`owners`], [`candidates`], [`gateway_table`] (the Gateway API).
-//! - Merged: [`service_view`] (a service of several registries), [`port_endpoint`], [`clusterset`], [`clusterset_service`],
+//! - Merged: [`service_view`] (a service of several registries; `claimants`: those that have its name), [`port_endpoint`], [`clusterset`], [`clusterset_service`],
 //!   [`networks`], [`trust_roots`]; for ztunnels alone: [`ambient`].
 //! - [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`unread`] (registries), [`virtual_addresses`] of imported services.
 //! - Changes: [`delta`]. `testing`: meshes for tests.
@@ -13,6 +13,7 @@
 pub mod ambient;
 pub mod build;
 pub mod candidates;
+mod claimants;
 pub mod clusterset;
 pub mod clusterset_service;
 pub mod delta;

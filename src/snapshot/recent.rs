@@ -8,6 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
+use super::claimants::owned_services;
 use isthmus_model::endpoint::Endpoint;
 use isthmus_model::identity::Identity;
 use isthmus_model::name::HostName;
@@ -39,11 +40,11 @@ impl RecentIdentities {
     }
 }
 
-/// Returns the identities that the registries declare for a service and its endpoints.
+/// Returns the identities that the registries declare for a service and its endpoints. A service of this name in another namespace
+/// than the one that owns the name has no part in the view ([`owned_services`]), and so none here.
 pub fn declared(hostname: &str, shards: &[Arc<Shard>]) -> BTreeSet<Identity> {
-    let services = shards.iter().flat_map(|shard| shard.services_of(hostname));
-    let of_service =
-        services.flat_map(|service| identities_of(&service.endpoints).chain(&service.identities));
+    let of_service = owned_services(hostname, shards)
+        .flat_map(|service| identities_of(&service.endpoints).chain(&service.identities));
     let all: BTreeSet<&Identity> = of_service.collect();
     all.into_iter().cloned().collect()
 }
@@ -53,4 +54,37 @@ pub fn declared(hostname: &str, shards: &[Arc<Shard>]) -> BTreeSet<Identity> {
 pub(super) fn identities_of(endpoints: &[Endpoint]) -> impl Iterator<Item = &Identity> {
     let runs = endpoints.chunk_by(|one, next| Arc::ptr_eq(&one.template, &next.template));
     runs.filter_map(|run| run.first()?.template.identity.as_ref())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::testing::{Mesh, endpoint, service, shard};
+    use isthmus_model::service::Service;
+
+    #[test]
+    fn a_namespace_that_does_not_own_a_name_declares_no_identities_for_it() {
+        let of = |namespace: &str, account: &str| {
+            let identity = |account: &str| {
+                Identity::parse(&format!("spiffe://cluster.local/ns/{namespace}/sa/{account}"))
+                    .expect("legal")
+            };
+            let mut service = service("web.mesh", Vec::new(), vec![endpoint("10.0.0.1", 1)]);
+            service.key.namespace = namespace.into();
+            Service { identities: [identity(account)].into(), ..service }
+        };
+        let shards = vec![
+            shard("a", "n1", vec![of("shop", "own")]),
+            shard("b", "n1", vec![of("other", "foreign")]),
+            shard("c", "n1", vec![of("shop", "far")]),
+        ];
+        let mesh = Mesh::new(Vec::new(), shards);
+        let accounts = |all: BTreeSet<Identity>| {
+            all.iter().filter_map(|one| Some(one.workload()?.1.to_owned())).collect::<Vec<_>>()
+        };
+        let snapshot = mesh.snapshot();
+        let view = snapshot.service("web.mesh").expect("there");
+        assert_eq!(accounts(declared("web.mesh", &mesh.shards)), ["far", "own"]);
+        assert_eq!(accounts(view.declared_identities().cloned().collect()), ["far", "own"]);
+    }
 }

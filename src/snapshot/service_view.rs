@@ -13,6 +13,7 @@ use self::own_network::{candidate, subset_candidates};
 use self::waypoint::WaypointView;
 use super::Snapshot;
 use super::candidates::{Candidate, Candidates};
+use super::claimants::claimants;
 use super::clusterset::{ExportConflict, Exported, conflict};
 use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, is_among};
 use super::inputs::Inputs;
@@ -558,34 +559,23 @@ impl ServiceView {
     }
 }
 
-/// Returns the parts of a host name that are in the namespace that owns the name. The owner is the namespace of the name in the
-/// first registry that has the name. If that registry has the name in several namespaces, the owner is the one that sorts first
-/// (`docs/registries.md, "How registries are merged"`).
+/// Returns the parts of a host name that are in the namespace that owns the name.
 fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Conflict>) -> Vec<Part> {
-    let mut owner: Option<&Arc<str>> = None;
     let mut parts = Vec::new();
-    for shard in shards {
-        for service in shard.services_of(hostname) {
-            let owner = *owner.get_or_insert(&service.key.namespace);
-            if service.key.namespace == *owner {
-                let marks = shard.marks_of(&service.key).cloned().unwrap_or_default();
-                parts.push(Part {
-                    origin: shard.origin.clone(),
-                    service: service.clone(),
-                    marks,
-                    left: None,
-                });
-            } else {
-                let cluster = shard.origin.cluster.clone();
-                let text = format!(
-                    "cluster {:?} has {hostname} in namespace {:?}, but the first registry with that name has it in namespace \
-                     {owner:?}, so the service in cluster {:?} is not reachable",
-                    cluster.as_str(),
-                    &*service.key.namespace,
-                    cluster.as_str()
-                );
-                conflicts.push(Conflict { cluster, text });
-            }
+    for (shard, service, owner) in claimants(hostname, shards) {
+        if service.key.namespace == *owner {
+            let marks = shard.marks_of(&service.key).cloned().unwrap_or_default();
+            parts.push(Part { origin: shard.origin.clone(), service: service.clone(), marks, left: None });
+        } else {
+            let cluster = shard.origin.cluster.clone();
+            let text = format!(
+                "cluster {:?} has {hostname} in namespace {:?}, but the first registry with that name has it in namespace \
+                 {owner:?}, so the service in cluster {:?} is not reachable",
+                cluster.as_str(),
+                &*service.key.namespace,
+                cluster.as_str()
+            );
+            conflicts.push(Conflict { cluster, text });
         }
     }
     parts
