@@ -18,7 +18,8 @@ use isthmus_snapshot::recent::{Recent, RecentIdentities, declared};
 const TOLD_AFTER: Duration = Duration::from_secs(1);
 /// The time for which a lost identity is given to clients. Gateways that read the registry late connect to its endpoints until then.
 const KEPT: Duration = Duration::from_secs(300);
-/// The largest number of changes that are remembered. Further ones take effect at once.
+/// The largest number of changes that are remembered. The services that have the most give way: all changes of such a service take
+/// effect at once, and the burst of one ServiceEntry costs no other service anything.
 const CHANGES_MAX: usize = 10_000;
 
 /// A change of the identities of a service.
@@ -75,7 +76,6 @@ impl Identities {
     ) -> Self {
         let mut next = self.clone();
         let mut services = Vec::new();
-        let mut count: usize = self.changes.values().map(BTreeMap::len).sum();
         for hostname in dirty {
             // A service that is new has no clients that know others of its identities.
             let Some(view) = current.service(hostname.as_str()) else { continue };
@@ -85,8 +85,7 @@ impl Identities {
             let lost = before.iter().copied().filter(|identity| !after.contains(*identity));
             let gained = gained.map(|identity| (identity, Changed::Gained(now)));
             let changes: Vec<_> = gained.chain(lost.map(|identity| (identity, Changed::Lost(now)))).collect();
-            count += changes.len();
-            if changes.is_empty() || count > CHANGES_MAX {
+            if changes.is_empty() {
                 continue;
             }
             let known = Arc::make_mut(&mut next.changes).entry(hostname.clone()).or_default();
@@ -99,8 +98,29 @@ impl Identities {
             }
             services.push(hostname.clone());
         }
+        services.extend(next.make_room());
         next.renew(&services);
         next
+    }
+
+    /// Forgets the changes of the services that have the most, until there are at most [`CHANGES_MAX`]. Returns these services.
+    fn make_room(&mut self) -> Vec<HostName> {
+        let mut count: usize = self.changes.values().map(BTreeMap::len).sum();
+        if count <= CHANGES_MAX {
+            return Vec::new();
+        }
+        let changes = Arc::make_mut(&mut self.changes);
+        let mut services: Vec<(usize, HostName)> =
+            changes.iter().map(|(hostname, changes)| (changes.len(), hostname.clone())).collect();
+        services.sort_unstable_by(|one, next| next.cmp(one));
+        let give_way = services.into_iter().map_while(|(of_service, hostname)| {
+            let is_over = count > CHANGES_MAX;
+            count = count.saturating_sub(of_service);
+            is_over.then_some(hostname)
+        });
+        let gone: Vec<HostName> = give_way.collect();
+        gone.iter().for_each(|hostname| drop(changes.remove(hostname)));
+        gone
     }
 
     /// Makes the input of the snapshot again for these services.
@@ -252,20 +272,27 @@ mod tests {
     }
 
     #[tokio::test(start_paused = true)]
-    async fn the_changes_that_are_remembered_are_bounded() {
+    async fn the_service_with_the_most_changes_gives_way_to_the_others() {
         let mut run = Run::new();
-        let many: Vec<String> = (0..CHANGES_MAX + 1).map(|at| format!("a{at}")).collect();
-        let mut all: Vec<&str> = many.iter().map(String::as_str).collect();
-        all.truncate(200);
-        run.put(0, &all);
-        run.put(1_000, &all[..1]);
-        assert_eq!(run.told().0.split(' ').count(), 200);
-        let mut identities = Identities::default();
-        let changes = many.iter().map(|account| (of_account(account), Changed::Lost(run.2)));
-        identities.changes =
-            Arc::new([(service("s1.mesh", vec![], vec![]).key.hostname, changes.collect())].into());
-        run.0.identities = identities;
-        run.put(2_000, &["other"]);
-        assert_eq!(run.told().0, "other", "further changes take effect at once");
+        run.put(0, &["a"]);
+        let many: Vec<Identity> = (0..CHANGES_MAX).map(|at| of_account(&format!("m{at}"))).collect();
+        let burst = |name: &str| {
+            let hostname = service(name, vec![], vec![]).key.hostname;
+            let lost = many.iter().map(|identity| (identity.clone(), Changed::Lost(run.2)));
+            let changes = Arc::new(BTreeMap::from([(hostname.clone(), lost.collect())]));
+            let mut identities = Identities { changes, ..Identities::default() };
+            identities.renew(&[hostname]);
+            identities
+        };
+        let (other, own) = (burst("s1.mesh"), burst(NAME));
+        run.0.identities = other;
+        run.put(1_000, &["b"]);
+        assert_eq!(run.told().0, "a b", "the other service has the most changes");
+        let known: Vec<&str> = run.0.identities.changes.keys().map(HostName::as_str).collect();
+        assert_eq!((known, run.0.identities.recent.0.len()), (vec![NAME], 1));
+        run.0.identities = own;
+        run.put(2_000, &["c"]);
+        assert_eq!(run.told().0, "c", "all changes of this service take effect at once");
+        assert!(run.0.identities.changes.is_empty() && run.0.identities.recent.0.is_empty());
     }
 }
