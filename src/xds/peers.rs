@@ -45,13 +45,12 @@ impl Peers {
             peers.any = true;
             match &found.endpoint.template.identity {
                 Some(identity) => drop(peers.identities.insert(identity.clone())),
-                None => nameless = true,
+                // The identities that its registry writes for the service stand for the endpoint.
+                None => nameless = nameless || !service.has_own_identities(found.origin),
             }
         }
-        nameless |= peers.identities.is_empty();
+        nameless |= !peers.any;
         if peers.any {
-            // The identities that are written for the service stand for endpoints without an identity.
-            nameless &= service.own_identities().next().is_none();
             peers.identities.extend(service.own_identities().cloned());
             peers.identities.extend(service.lost_identities().cloned());
         }

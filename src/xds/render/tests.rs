@@ -324,6 +324,24 @@ fn the_identities_of_a_service_stand_for_those_of_its_endpoints_that_have_none()
 }
 
 #[test]
+fn the_identities_that_one_registry_writes_do_not_stand_for_the_endpoints_of_another() {
+    let of = |host: &str, identities: &[&str]| {
+        let identities = identities.iter().map(|text| Identity::parse(text).expect("legal")).collect();
+        let own = service("own.mesh", vec![port(443, PortProtocol::Tcp)], vec![endpoint(host, 1)]);
+        Service { identities, ..own }
+    };
+    let prefix = |west: &[&str]| {
+        let east = shard("east", "n1", vec![of("10.1.0.1", &["spiffe://cluster.local/ns/shop/sa/db"])]);
+        let west = shard("west", "n1", vec![of("10.2.0.1", west)]);
+        let snapshot = Mesh::new(Vec::new(), vec![east, west]).snapshot();
+        let own = snapshot.service("own.mesh").expect("there");
+        Peers::of(&snapshot, own, &own.ports[0]).prefix
+    };
+    assert_eq!(prefix(&[]).as_deref(), Some("spiffe://cluster.local/ns/shop/"));
+    assert_eq!(prefix(&["spiffe://cluster.local/ns/shop/sa/far"]), None);
+}
+
+#[test]
 fn grpc_is_not_given_what_needs_a_peers_roots() {
     let (snapshot, history) = (mesh().snapshot(), ClusterHistory::default());
     let viewer = |client| Viewer {
