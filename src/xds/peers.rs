@@ -50,13 +50,11 @@ impl Peers {
             }
         }
         nameless |= !peers.any;
-        if peers.any {
-            peers.identities.extend(service.own_identities().cloned());
-            peers.identities.extend(service.lost_identities().cloned());
-        }
         let prefix = |domain: &TrustDomain, namespace: &str| -> Arc<str> {
             format!("spiffe://{}/ns/{namespace}/", domain.as_str()).into()
         };
+        let (known, unknown) = peers.of_service(snapshot, service);
+        peers.identities.extend(known);
         if let Some(import) = &service.import {
             let known = peer(snapshot, &import.peer).and_then(|peer| Some((peer, peer.who.as_ref()?)));
             // The trust domain of the identities is replaced by the one that the peer's certificates name.
@@ -69,7 +67,25 @@ impl Peers {
             peers.prefix = Some(prefix(&snapshot.policy.mesh.trust_domain, &service.namespace));
         }
         peers.roots = peers.known_roots(snapshot, service);
+        if peers.roots == Roots::Secret {
+            peers.identities.extend(unknown);
+        }
         peers
+    }
+
+    /// Returns the identities of the service itself that clients accept besides those of its endpoints: those that registries write
+    /// for the service, and those that left a short time ago. The second set has those of trust domains whose roots are unknown: they
+    /// can be verified only by the client's own roots, and are no reason to verify the endpoints by these.
+    fn of_service(
+        &self,
+        snapshot: &Snapshot,
+        service: &ServiceView,
+    ) -> (BTreeSet<Identity>, BTreeSet<Identity>) {
+        let all = service.own_identities().chain(service.lost_identities()).filter(|_| self.any);
+        let has_roots = |identity: &Identity| {
+            service.import.is_some() || snapshot.trust_roots.of(identity.trust_domain()).is_some()
+        };
+        all.cloned().partition(has_roots)
     }
 
     /// Returns the roots that verify servers with these identities, as the snapshot knows them.

@@ -146,6 +146,11 @@ fn bundles(snapshot: &Snapshot, history: &ClusterHistory, hostname: &str) -> Vec
 /// Returns a mesh in the trust domain cluster.local whose service `web.mesh` has an endpoint in each of these trust domains.
 /// The roots of cluster.local, north and south are known.
 fn mesh_of(domains: &[&str]) -> Mesh {
+    mesh_of_service(domains, &[])
+}
+
+/// Returns the same, with an identity in each of the trust domains `written` that the registry writes for the service.
+fn mesh_of_service(domains: &[&str], written: &[&str]) -> Mesh {
     let endpoints = domains.iter().zip(1..).map(|(domain, host)| {
         let identity = Identity::parse(&format!("spiffe://{domain}/ns/shop/sa/web")).expect("legal");
         let template = EndpointTemplate { identity: Some(identity), ..EndpointTemplate::default() };
@@ -154,7 +159,10 @@ fn mesh_of(domains: &[&str]) -> Mesh {
             ..endpoint(&format!("10.1.0.{host}"), 1)
         }
     });
+    let written = written.iter().map(|domain| format!("spiffe://{domain}/ns/shop/sa/written"));
+    let identities = written.map(|text| Identity::parse(&text).expect("legal")).collect();
     let web = service("web.mesh", vec![port(443, PortProtocol::Tcp)], endpoints.collect());
+    let web = Service { identities, ..web };
     let own = service("own.mesh", vec![port(443, PortProtocol::Tcp)], vec![endpoint("10.1.0.9", 1)]);
     let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![web, own])]);
     mesh.trust_roots =
@@ -198,6 +206,29 @@ fn the_clients_own_roots_verify_all_domains_if_the_roots_of_one_are_unknown() {
         let (_, names, roots) = verified(&snapshot, &history, "web.mesh");
         assert_eq!((names.len(), roots), (domains.len(), None));
     }
+}
+
+#[test]
+fn a_written_identity_whose_roots_are_unknown_does_not_change_how_the_others_are_verified() {
+    let found = |domains: &[&str], written: &[&str]| {
+        let (snapshot, history) = (mesh_of_service(domains, written).snapshot(), ClusterHistory::default());
+        let bundles = bundles(&snapshot, &history, "web.mesh");
+        let (_, names, roots) = verified(&snapshot, &history, "web.mesh");
+        let domain = |name: &String| {
+            let domain = name.trim_start_matches("Exact(\"spiffe://").split('/').next();
+            domain.expect("a domain").to_owned()
+        };
+        let names: Vec<String> = names.iter().map(domain).collect();
+        (names.join(" "), bundles.len(), roots)
+    };
+    let told =
+        |names: &str, bundles, roots: Option<&str>| (names.to_owned(), bundles, roots.map(str::to_owned));
+    assert_eq!(found(&["cluster.local", "north"], &["west"]), told("cluster.local north", 2, None));
+    assert_eq!(found(&["cluster.local"], &["north", "west"]), told("cluster.local north", 2, None));
+    assert_eq!(found(&["north"], &["west"]), told("north", 0, Some("roots of north")));
+    // The client's own roots may have those of all domains, and verify the endpoints anyway.
+    assert_eq!(found(&["cluster.local"], &["west"]), told("cluster.local west", 0, None));
+    assert_eq!(found(&["cluster.local"], &[]), told("cluster.local", 0, None));
 }
 
 #[test]
