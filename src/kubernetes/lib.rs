@@ -23,8 +23,8 @@
 //!    requested, how an object becomes a record, and what a changed record marks to be made again.
 //! 2. `kinds.rs`: the module, and a line in `kinds!` with the name of the table. The watches, the index and the ends of
 //!    listings follow from it. Code that uses the records reads the table as `tables.NAME`.
-//! 3. `charts/isthmus/templates/_rbac.tpl`: the right to list and watch the kind. The chart's `reader.yaml` grants it to
-//!    readers in other clusters too.
+//! 3. `charts/isthmus/templates/_rbac.tpl`: the right to list and watch the kind, in `isthmus.reads.all` if registries of other clusters
+//!    read it too.
 
 mod access;
 mod authorization;

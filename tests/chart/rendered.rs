@@ -356,8 +356,9 @@ fn each_right_comes_with_its_feature_alone() {
     let objects = render(&["--set", &format!("{none},kubernetes.gatewayApi.class=isthmus")]);
     let group = "gateway.networking.k8s.io";
     let kinds = ["gatewayclasses", "gateways", "listenersets", "tlsroutes", "tcproutes"];
-    let mut of_class: Vec<String> =
-        kinds.iter().map(|kind| format!("{group}/{kind} get,list,watch")).collect();
+    let mut of_class = vec![format!("{group}/gatewayclasses get,list,watch")];
+    of_class.extend(kinds[1..].iter().map(|kind| format!("{group}/{kind} get")));
+    of_class.extend(kinds[1..].iter().map(|kind| read(&format!("{group}/{kind}"))));
     of_class.extend(kinds.iter().map(|kind| format!("{group}/{kind}/status patch")));
     of_class.push(read("gateway.networking.k8s.io/referencegrants"));
     of_class.push("/events create,patch".to_owned());
@@ -381,14 +382,20 @@ fn each_right_comes_with_its_feature_alone() {
     let objects = helm.objects(Some(&set("8-namespaced")), &[]);
     let of_cluster = ["/namespaces", "/nodes", "gateway.networking.k8s.io/gateways"].map(read);
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), of_cluster);
+    let roles = |objects: &[Value]| -> Vec<_> {
+        let roles = of_kind(objects, "Role");
+        let namespace =
+            |role: &Value| role["metadata"]["namespace"].as_str().expect("a namespace").to_owned();
+        roles.iter().map(|role| (namespace(role), rules(role))).collect()
+    };
+    let of = |part: Vec<String>, whole: Vec<String>| {
+        let (part, whole) = (sorted(part), sorted(whole));
+        [(NAMESPACE.to_owned(), part), ("pay".to_owned(), whole.clone()), ("shop".to_owned(), whole)]
+    };
     let gateways = ["gateway.networking.k8s.io/gateways"].map(read);
-    let whole = sorted([&services[..], &gateways, &mcs].concat());
-    let part = sorted([&services[..], &gateways].concat());
-    let roles: Vec<_> = of_kind(&objects, "Role")
-        .iter()
-        .map(|role| (role["metadata"]["namespace"].as_str().expect("a namespace"), rules(role)))
-        .collect();
-    assert_eq!(roles, [(NAMESPACE, part), ("pay", whole.clone()), ("shop", whole)]);
+    let part = [&services[..], &gateways].concat();
+    assert_eq!(roles(&without), of(part.clone(), [&part[..], &mcs].concat()));
+    assert_eq!(roles(&objects), of(services.to_vec(), [&services[..], &mcs].concat()));
     // The account for other clusters can read neither Secrets nor ConfigMaps.
     let objects = helm.objects(Some(&set("6-reader")), &[]);
     let reader = rules(object(&objects, "ClusterRole", &format!("isthmus-reader-{NAMESPACE}")));

@@ -1,6 +1,7 @@
 //! Every way to use the chart, at a real API server: a table of values, of each of which the server checks all objects, and the program
 //! the config.
 
+use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
 
 use serde_json::{Value, json};
@@ -161,10 +162,7 @@ fn the_api_server_takes_every_set_of_values() {
     let server = cluster.admin();
     let files = tempfile::tempdir().expect("a folder");
     for (name, values) in all_sets(files.path()) {
-        let values: Vec<&str> = values.iter().flat_map(|file| ["--values", path(file)]).collect();
-        let rendered = helm.template(None, &values).unwrap_or_else(|error| panic!("{name}: {error}"));
-        let mut objects = yaml::documents(&rendered);
-        assert!(!objects.is_empty(), "{name}");
+        let mut objects = render(&helm, &name, &values);
         for object in &mut objects {
             // Objects of the user's own may leave their namespace to Helm.
             if object["kind"] == "ConfigMap" && object["metadata"]["namespace"].is_null() {
@@ -178,6 +176,59 @@ fn the_api_server_takes_every_set_of_values() {
             validate(&map["data"]).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
+}
+
+/// Returns the objects of a set of values.
+fn render(helm: &Helm, name: &str, values: &[PathBuf]) -> Vec<Value> {
+    let values: Vec<&str> = values.iter().flat_map(|file| ["--values", path(file)]).collect();
+    let rendered = helm.template(None, &values).unwrap_or_else(|error| panic!("{name}: {error}"));
+    let objects = yaml::documents(&rendered);
+    assert!(!objects.is_empty(), "{name}");
+    objects
+}
+
+#[test]
+fn no_account_has_a_right_twice() {
+    let Some(helm) = Helm::installed() else { return };
+    let files = tempfile::tempdir().expect("a folder");
+    for (name, values) in all_sets(files.path()) {
+        let objects = render(&helm, &name, &values);
+        let bindings = [of_kind(&objects, "ClusterRoleBinding"), of_kind(&objects, "RoleBinding")].concat();
+        // Those of the whole cluster come first. They hold in every namespace.
+        let mut of_accounts = BTreeSet::new();
+        for binding in bindings {
+            let (role, account) = (&binding["roleRef"], binding["subjects"][0]["name"].to_string());
+            let namespace = &binding["metadata"]["namespace"];
+            let bound = of_kind(&objects, role["kind"].as_str().expect("a kind")).into_iter().find(|found| {
+                found["metadata"]["name"] == role["name"] && found["metadata"]["namespace"] == *namespace
+            });
+            for right in rights(bound.expect("the role")) {
+                let everywhere = (account.clone(), Value::Null.to_string(), right.clone());
+                assert!(
+                    !of_accounts.contains(&everywhere),
+                    "{name}: {account} has {right} in the ClusterRole"
+                );
+                let is_new = of_accounts.insert((account.clone(), namespace.to_string(), right.clone()));
+                assert!(is_new, "{name}: {account} has {right} twice in {namespace}");
+            }
+        }
+    }
+}
+
+/// Returns the rights of a Role or ClusterRole, each with one verb.
+fn rights(role: &Value) -> Vec<String> {
+    let texts = |list: &Value| list.as_array().cloned().unwrap_or_default();
+    let mut all = Vec::new();
+    for rule in role["rules"].as_array().expect("rules") {
+        let names = rule["resourceNames"].to_string();
+        for group in texts(&rule["apiGroups"]) {
+            for resource in texts(&rule["resources"]) {
+                let verbs = texts(&rule["verbs"]);
+                all.extend(verbs.iter().map(|verb| format!("{verb} {group}/{resource} {names}")));
+            }
+        }
+    }
+    all
 }
 
 /// Checks that Pod Security admission takes a pod of an object's template. It rejects pods, not Deployments.

@@ -1,33 +1,82 @@
 {{/*
 What a role may do with the API server: each rule is there only with its feature. With `kubernetes.namespaces.only` the rules for
-what is in namespaces are in Roles, without it in the ClusterRole.
+what is in namespaces are in Roles, without it in the ClusterRole. Several features need some of these rights: a right is always
+asked for by the same rule, and `isthmus.rules` leaves each rule in one place.
 */}}
 
+{{/* Rules, each once, without those of another text: `dict "rules" … "except" …`. */}}
+{{- define "isthmus.rules" -}}
+{{- $except := regexSplit "\\s*- apiGroups: " (trim .except) -1 }}
+{{- range $rule := regexSplit "\\s*- apiGroups: " (trim .rules) -1 | uniq }}
+{{- if and $rule (not (has $rule $except)) }}
+- apiGroups: {{ $rule }}
+{{- end }}
+{{- end }}
+{{- end }}
+
+{{/* Reading kinds of a group: `list GROUP KIND…`. */}}
+{{- define "isthmus.reads" -}}
+{{- $group := first . }}
+{{- range $kind := rest . }}
+- apiGroups: [{{ $group | quote }}]
+  resources: [{{ $kind }}]
+  verbs: [list, watch]
+{{- end }}
+{{- end }}
+
+{{/* What every registry reads of a cluster as a whole. */}}
+{{- define "isthmus.reads.cluster" -}}
+{{- include "isthmus.reads" (list "" "namespaces" "nodes") }}
+{{- end }}
+
 {{/* Services, and what is behind them. */}}
-{{- define "isthmus.role.services" -}}
-- apiGroups: [""]
-  resources: [services, pods]
-  verbs: [list, watch]
-- apiGroups: [discovery.k8s.io]
-  resources: [endpointslices]
-  verbs: [list, watch]
+{{- define "isthmus.reads.services" -}}
+{{- include "isthmus.reads" (list "" "services" "pods") }}
+{{- include "isthmus.reads" (list "discovery.k8s.io" "endpointslices") }}
+{{- end }}
+
+{{/* Gateways of networks, and waypoints. */}}
+{{- define "isthmus.reads.gateways" -}}
+{{- include "isthmus.reads" (list "gateway.networking.k8s.io" "gateways") }}
+{{- end }}
+
+{{/* Marks of services. */}}
+{{- define "isthmus.reads.marks" -}}
+{{- include "isthmus.reads" (list "multicluster.x-k8s.io" "serviceexports" "serviceimports") }}
+{{- end }}
+
+{{/* Rules of the mesh for services: their subsets, and where mTLS is off. */}}
+{{- define "isthmus.reads.destinationRules" -}}
+{{- include "isthmus.reads" (list "networking.istio.io" "destinationrules") }}
+{{- include "isthmus.reads" (list "security.istio.io" "peerauthentications") }}
+{{- end }}
+
+{{/* Services and workloads outside of Kubernetes. */}}
+{{- define "isthmus.reads.serviceEntries" -}}
+{{- include "isthmus.reads" (list "networking.istio.io" "serviceentries" "workloadentries") }}
+{{- end }}
+
+{{/* All that a registry of another cluster may read. */}}
+{{- define "isthmus.reads.all" -}}
+{{- include "isthmus.reads.cluster" . }}
+{{- include "isthmus.reads.services" . }}
+{{- include "isthmus.reads.gateways" . }}
+{{- include "isthmus.reads.marks" . }}
+{{- include "isthmus.reads.destinationRules" . }}
+{{- include "isthmus.reads.serviceEntries" . }}
 {{- end }}
 
 {{/* Gateways of networks. */}}
 {{- define "isthmus.role.gateways" -}}
 {{- if (include "isthmus.role.features" . | fromJson).gateways }}
-- apiGroups: [gateway.networking.k8s.io]
-  resources: [gateways]
-  verbs: [list, watch]
+{{- include "isthmus.reads.gateways" . }}
 {{- end }}
 {{- end }}
 
 {{/* Marks of services. */}}
 {{- define "isthmus.role.marks" -}}
 {{- $features := include "isthmus.role.features" . | fromJson }}
-- apiGroups: [multicluster.x-k8s.io]
-  resources: [serviceexports, serviceimports]
-  verbs: [list, watch]
+{{- include "isthmus.reads.marks" . }}
 {{- if $features.leader }}
 - apiGroups: [multicluster.x-k8s.io]
   resources: [serviceexports/status]
@@ -53,36 +102,28 @@ what is in namespaces are in Roles, without it in the ClusterRole.
 {{- end }}
 {{- end }}
 
-{{/* Rules of the mesh for services: their subsets, and where mTLS is off. */}}
+{{/* Rules of the mesh for services. */}}
 {{- define "isthmus.role.destinationRules" -}}
 {{- if (include "isthmus.role.features" . | fromJson).destinationRules }}
-- apiGroups: [networking.istio.io]
-  resources: [destinationrules]
-  verbs: [list, watch]
-- apiGroups: [security.istio.io]
-  resources: [peerauthentications]
-  verbs: [list, watch]
+{{- include "isthmus.reads.destinationRules" . }}
 {{- end }}
 {{- end }}
 
 {{/* Services and workloads outside of Kubernetes, which are only counted with `destinationRules` alone. */}}
 {{- define "isthmus.role.serviceEntries" -}}
 {{- if (include "isthmus.role.features" . | fromJson).serviceEntries }}
-- apiGroups: [networking.istio.io]
-  resources: [serviceentries, workloadentries]
-  verbs: [list, watch]
+{{- include "isthmus.reads.serviceEntries" . }}
 {{- end }}
 {{- end }}
 
 {{/* Gateways and routes of the Gateway API, and their status. */}}
 {{- define "isthmus.role.gatewayApi" -}}
 {{- if (include "isthmus.role.features" . | fromJson).gatewayApi }}
+{{- include "isthmus.reads.gateways" . }}
+{{- include "isthmus.reads" (list "gateway.networking.k8s.io" "listenersets" "tlsroutes" "tcproutes" "referencegrants") }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gateways, listenersets, tlsroutes, tcproutes]
-  verbs: [get, list, watch]
-- apiGroups: [gateway.networking.k8s.io]
-  resources: [referencegrants]
-  verbs: [list, watch]
+  verbs: [get]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gateways/status, listenersets/status, tlsroutes/status, tcproutes/status]
   verbs: [patch]
@@ -97,41 +138,27 @@ What ztunnels need of the cluster: their tokens are reviewed, policies pass thro
 reads all namespaces.
 */}}
 {{- define "isthmus.role.wds" -}}
-{{- $features := include "isthmus.role.features" . | fromJson }}
-{{- if $features.wds }}
-{{- if $features.only }}
-- apiGroups: [""]
-  resources: [pods]
-  verbs: [list, watch]
-{{- end }}
+{{- if (include "isthmus.role.features" . | fromJson).wds }}
+{{- include "isthmus.reads" (list "" "pods") }}
+{{- include "isthmus.reads" (list "security.istio.io" "authorizationpolicies" "peerauthentications") }}
+{{- include "isthmus.reads.gateways" . }}
 - apiGroups: [authentication.k8s.io]
   resources: [tokenreviews]
   verbs: [create]
-- apiGroups: [security.istio.io]
-  resources: [authorizationpolicies, peerauthentications]
-  verbs: [list, watch]
-- apiGroups: [gateway.networking.k8s.io]
-  resources: [gateways]
-  verbs: [list, watch]
 {{- end }}
 {{- end }}
 
 {{/* Gateways as waypoints of services, which HBONE callers are connected to; they may be in any namespace. */}}
 {{- define "isthmus.role.waypoints" -}}
-{{- $features := include "isthmus.role.features" . | fromJson }}
-{{- if and $features.waypoints (not $features.wds) (or $features.only (not $features.gateways)) }}
-- apiGroups: [gateway.networking.k8s.io]
-  resources: [gateways]
-  verbs: [list, watch]
+{{- if (include "isthmus.role.features" . | fromJson).waypoints }}
+{{- include "isthmus.reads.gateways" . }}
 {{- end }}
 {{- end }}
 
 {{/* What the ClusterRole has of the registry. */}}
 {{- define "isthmus.role.cluster" -}}
 {{- $features := include "isthmus.role.features" . | fromJson -}}
-- apiGroups: [""]
-  resources: [namespaces, nodes]
-  verbs: [list, watch]
+{{- include "isthmus.reads.cluster" . }}
 {{- if $features.gatewayApi }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gatewayclasses]
@@ -143,7 +170,7 @@ reads all namespaces.
 {{- include "isthmus.role.wds" . }}
 {{- include "isthmus.role.waypoints" . }}
 {{- if not $features.only }}
-{{ include "isthmus.role.services" . }}
+{{- include "isthmus.reads.services" . }}
 {{- include "isthmus.role.gateways" . }}
 {{- include "isthmus.role.marks" . }}
 {{- include "isthmus.role.destinationRules" . }}
@@ -152,7 +179,10 @@ reads all namespaces.
 {{- end }}
 {{- end }}
 
-{{/* A Role or ClusterRole and its binding to the service account of a role: `dict "scope" … "name" … "namespace" … "rules" …`. */}}
+{{/*
+A Role or ClusterRole and its binding to the service account of a role: `dict "scope" … "name" … "namespace" … "rules" … "except" …`,
+where `except` are rules that the account has elsewhere.
+*/}}
 {{- define "isthmus.grant" -}}
 {{- $root := .scope.root -}}
 {{- $kind := ternary "Role" "ClusterRole" (hasKey . "namespace") -}}
@@ -174,7 +204,7 @@ metadata:
     {{- toYaml . | nindent 4 }}
   {{- end }}
 rules:
-  {{- .rules | nindent 2 }}
+  {{- include "isthmus.rules" (dict "rules" .rules "except" (.except | default "")) | trim | nindent 2 }}
 ---
 apiVersion: rbac.authorization.k8s.io/v1
 kind: {{ $kind }}Binding
