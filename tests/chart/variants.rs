@@ -171,9 +171,13 @@ fn the_api_server_takes_every_set_of_values() {
             server.judge(object).unwrap_or_else(|error| panic!("{name}: {object}: {error}"));
             keeps_to_the_restricted_profile(&cluster, &name, object);
         }
-        let maps = of_kind(&objects, "ConfigMap");
-        for map in maps.into_iter().filter(|map| map["data"]["isthmus.yaml"].is_string()) {
-            validate(&map["data"]).unwrap_or_else(|error| panic!("{name}: {error}"));
+        let maps = of_kind(&objects, "ConfigMap").into_iter();
+        let configs: Vec<&Value> =
+            maps.map(|map| &map["data"]).filter(|data| data["isthmus.yaml"].is_string()).collect();
+        let workloads = of_kind(&objects, "Deployment").len() + of_kind(&objects, "DaemonSet").len();
+        assert_eq!(configs.len(), workloads, "{name}: each workload has a config");
+        for config in configs {
+            validate(config).unwrap_or_else(|error| panic!("{name}: {error}"));
         }
     }
 }
