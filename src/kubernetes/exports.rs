@@ -28,8 +28,6 @@ use isthmus_world::{LaterReader, Reader};
 const CONFLICT: &str = "Conflict";
 /// The field manager of the conditions that are written. Conditions of other managers are never touched.
 const MANAGER: &str = "isthmus";
-/// The largest number of exports whose conditions are written per [`RENEW_EVERY`].
-const WRITES_MAX: usize = 50;
 
 /// The present and the wanted conditions of an export.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -106,11 +104,11 @@ impl Turns for ExportWriter {
             return Ok(RENEW_EVERY);
         }
         lease.renew().await?;
-        if !lease.is_held() {
+        let Some(term) = lease.term() else {
             self.written.clear();
             self.refused.clear();
             return Ok(RENEW_EVERY);
-        }
+        };
         let snapshot = self.world.get().map(Reader::latest);
         let due = exports.iter().filter(|(key, _)| !self.refused.contains(key));
         let due = due.filter_map(|(key, export)| {
@@ -119,9 +117,12 @@ impl Turns for ExportWriter {
             let is_due = export.differs() && self.written.get(key) != Some(&export.wanted);
             is_due.then(|| (key.clone(), export))
         });
-        let due: Vec<_> = due.take(WRITES_MAX).collect();
+        let due: Vec<_> = due.collect();
         for (key, export) in due {
-            match self.write(&key, &export).await {
+            if term.is_over() {
+                break;
+            }
+            match term.within(self.write(&key, &export)).await? {
                 Ok(()) => {
                     self.written.insert(key, export.wanted);
                 }
@@ -133,7 +134,7 @@ impl Turns for ExportWriter {
                 Err(fault) => return Err(fault),
             }
         }
-        Ok(RENEW_EVERY)
+        Ok(term.pause())
     }
 
     fn result(&self) -> Writing {

@@ -134,6 +134,7 @@ impl Turns for ImportWriter {
             .filter(|(generation, of, _)| *generation == snapshot.generation && Arc::ptr_eq(of, there));
         let make = || (snapshot.generation, there.clone(), Made::new(&snapshot, &self.cluster, there));
         let (_, _, made) = &*self.made.insert(made.unwrap_or_else(make));
+        let Some(term) = lease.term() else { return Ok(RENEW_EVERY) };
         let (knows, cluster) = (self.knows, &self.cluster);
         let may_be_unread =
             |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
@@ -146,7 +147,7 @@ impl Turns for ImportWriter {
         let is_held_back = |key: &ObjectKey, has: &DerivedContent, _: Option<&DerivedContent>| {
             is_import_held_back(&owner_of(key, &has.import).1)
         };
-        self.services.write(&made.services, &there.services, is_held_back).await?;
+        self.services.write(&made.services, &there.services, is_held_back, term).await?;
         let is_held_back = |key: &ObjectKey, has: &SliceContent, _: Option<&SliceContent>| {
             let (_, import) = owner_of(key, &has.import);
             match &has.of {
@@ -156,13 +157,13 @@ impl Turns for ImportWriter {
                 SliceOf::Derived(_) => is_import_held_back(&import),
             }
         };
-        self.slices.write(&made.slices, &there.slices, is_held_back).await?;
+        self.slices.write(&made.slices, &there.slices, is_held_back, term).await?;
         // Last, because its condition says what the Service and the slices lead to.
         let is_held_back = |key: &ObjectKey, has: &ImportContent, wanted: Option<&ImportContent>| {
             loses(has, wanted, may_be_unread(key), (knows, cluster))
         };
-        self.imports.write(&made.imports, &there.objects, is_held_back).await?;
-        Ok(RENEW_EVERY)
+        self.imports.write(&made.imports, &there.objects, is_held_back, term).await?;
+        Ok(term.pause())
     }
 
     fn result(&self) -> Writing {
@@ -263,7 +264,18 @@ fn loses(
 
 #[cfg(test)]
 mod tests {
+    use std::sync::Mutex;
+
+    use http::{Method, StatusCode};
+    use tokio::time::{Instant, sleep};
+
+    use super::super::kinds::own_object::OwnObject as _;
+    use super::super::scripted;
     use super::*;
+    use isthmus_aggregator::spec::kubernetes::LeaseSpec;
+    use isthmus_snapshot::testing::Mesh;
+    use isthmus_tasks::scope::Scope;
+    use isthmus_world::Publisher;
 
     fn of(clusters: &[&str]) -> ImportContent {
         let clusters = clusters.iter().map(|name| (*name).to_owned()).collect();
@@ -297,5 +309,120 @@ mod tests {
         assert_eq!(ips(&all, &["IPv6"]), ["fd00::1"]);
         assert_eq!(ips(&all[..1], &["IPv4", "IPv6"]), ["10.96.0.1"]);
         assert_eq!(ips(&all, &[]), ["10.96.0.1", "fd00::1"], "a service that only peers have");
+    }
+
+    const OF_EACH_KIND: usize = 200;
+
+    /// Returns the objects of a cluster from which all of this program's are to be removed, as many of each kind.
+    fn to_be_removed() -> Imports {
+        let key = |at: usize| ObjectKey { namespace: "shop".into(), name: format!("n{at}").into() };
+        let keys = || (0..OF_EACH_KIND).map(key);
+        let service = Arc::new(DerivedContent { import: "n0".into(), ports: Vec::new() });
+        Imports {
+            is_known: true,
+            objects: keys().map(|key| (key, Some(Arc::default()))).collect(),
+            slices: keys().map(|key| (key, Some(Arc::new(slice())))).collect(),
+            services: keys().map(|key| (key, Some(service.clone()))).collect(),
+            ..Imports::default()
+        }
+    }
+
+    fn slice() -> SliceContent {
+        SliceContent {
+            import: "n0".into(),
+            of: SliceOf::Derived("s".into()),
+            is_ipv6: false,
+            ports: Vec::new(),
+            endpoints: Vec::new(),
+        }
+    }
+
+    /// Returns the object of a path, as a server has it.
+    fn object(path: &str) -> String {
+        let key =
+            ObjectKey { namespace: "shop".into(), name: path.rsplit('/').next().unwrap_or_default().into() };
+        if path.contains("/endpointslices/") {
+            return ImportedSlice::new_object(&key, &slice()).to_string();
+        }
+        if path.contains("/services/") {
+            let content = DerivedContent { import: "n0".into(), ports: Vec::new() };
+            return DerivedService::new_object(&key, &content).to_string();
+        }
+        ServiceImport::new_object(&key, &ImportContent::default()).to_string()
+    }
+
+    /// Answers each request after a time. Returns the times of the renewals of the Lease, and the number of removals.
+    async fn serve(scope: &Scope, after: Duration) -> (Arc<Client>, Arc<Mutex<(Vec<Instant>, usize)>>) {
+        let (client, mut requests) = scripted::server(scope).await;
+        let noted = Arc::new(Mutex::new((Vec::new(), 0)));
+        let (notes, tasks) = (noted.clone(), scope.clone());
+        scope.spawn(async move {
+            loop {
+                let asked = requests.next().await;
+                let mut noted = notes.lock().expect("no panic");
+                match asked.method {
+                    Method::PUT | Method::POST => noted.0.push(Instant::now()),
+                    Method::DELETE => noted.1 += 1,
+                    _ => {}
+                }
+                tasks.spawn(async move {
+                    sleep(after).await;
+                    let body = asked.body.clone();
+                    match asked.method {
+                        Method::GET if asked.path.contains("/leases/") => {
+                            asked.with(StatusCode::NOT_FOUND, "{}")
+                        }
+                        Method::GET => {
+                            let object = object(&asked.path);
+                            asked.with(StatusCode::OK, object);
+                        }
+                        _ => asked.with(StatusCode::OK, body),
+                    }
+                });
+            }
+        });
+        (client, noted)
+    }
+
+    fn writer(client: &Arc<Client>) -> (ImportWriter, Lease) {
+        let (_, reader) = Publisher::new(Mesh::new(Vec::new(), Vec::new()).snapshot());
+        let world = LaterReader::default();
+        assert!(world.set(reader).is_ok());
+        let knows = Knows::OtherClusters;
+        let turns = ImportWriter::new(client.clone(), knows, (ClusterId::new("east"), world));
+        let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OtherClusters };
+        let lease = Lease::new(client.clone(), spec, turns.lease());
+        (turns, lease)
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn the_lease_is_renewed_in_time_however_many_objects_of_all_kinds_are_written() {
+        let scope = Scope::default();
+        let (client, noted) = serve(&scope, Duration::from_millis(50)).await;
+        let (mut turns, mut lease) = writer(&client);
+        let there = Arc::new(to_be_removed());
+        let begun = Instant::now();
+        while noted.lock().expect("no panic").1 < 3 * OF_EACH_KIND {
+            let pause = turns.turn(&there, &mut lease).await.expect("the server answers");
+            sleep(pause).await;
+            // Each removal takes two requests, and eight are made at the same time.
+            assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", noted.lock().expect("no panic"));
+        }
+        let renewals = noted.lock().expect("no panic").0.clone();
+        let longest = renewals.windows(2).map(|pair| pair[1] - pair[0]).max().expect("several");
+        assert!(longest < Duration::from_millis(2_500), "{longest:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_does_not_answer_ends_the_writes_before_the_lease_is_lost() {
+        let scope = Scope::default();
+        let (client, _) = serve(&scope, Duration::from_secs(4)).await;
+        let (mut turns, mut lease) = writer(&client);
+        let there = Arc::new(to_be_removed());
+        let begun = Instant::now();
+        // The Lease is read and written until the eighth second, and counts from the fourth. A removal would take until the sixteenth.
+        let fault = turns.turn(&there, &mut lease).await.expect_err("it is too slow");
+        assert_eq!(fault.to_string(), "there was no answer within 10 s");
+        assert_eq!(begun.elapsed(), Duration::from_secs(14));
     }
 }

@@ -6,7 +6,7 @@ use std::time::{Duration, SystemTime};
 
 use http::{Method, StatusCode};
 use serde_json::{Value, json};
-use tokio::time::Instant;
+use tokio::time::{Instant, timeout_at};
 
 use super::client::{Client, Fault};
 use super::notes::Notes;
@@ -48,6 +48,12 @@ impl Lease {
     /// Returns true if this replica holds the Lease and has renewed it lately.
     pub(super) fn is_held(&self) -> bool {
         self.renewed.is_some_and(|at| at.elapsed() < RENEW_WITHIN)
+    }
+
+    /// Returns the time that a turn has for its writes from this moment on; `None` if this replica does not hold the Lease.
+    pub(super) fn term(&self) -> Option<Term> {
+        let (now, end) = (Instant::now(), self.renewed? + RENEW_WITHIN);
+        (now < end).then(|| Term { due: end.min(now + RENEW_EVERY), end })
     }
 
     /// Stops renewing the Lease, which expires then.
@@ -136,9 +142,11 @@ impl Lease {
     }
 
     async fn put(&mut self, method: Method, path: &str, lease: Value) -> Result<(), Fault> {
+        // The other replicas may see the renewal long before a slow server answers.
+        let begun = Instant::now();
         match self.client.write(method, path, "application/json", lease.to_string().into_bytes()).await {
             Ok(_) => {
-                self.renewed = Some(Instant::now());
+                self.renewed = Some(begun);
                 Ok(())
             }
             // Another replica has written its note or itself as the holder in the meantime, which the next renewal shows. Until
@@ -149,6 +157,34 @@ impl Lease {
             }
             Err(fault) => Err(fault),
         }
+    }
+}
+
+/// The time that a turn has for all of its writes, whatever their kinds.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Term {
+    /// When the next renewal of the Lease is due.
+    due: Instant,
+    /// When this replica stops writing if it has not renewed the Lease.
+    end: Instant,
+}
+
+impl Term {
+    /// Returns true if the Lease has to be renewed before further writes begin. The next turn makes these writes.
+    pub(super) fn is_over(self) -> bool {
+        Instant::now() >= self.due
+    }
+
+    /// Waits for the results of writes. Fails if the server has not answered when this replica has to stop writing.
+    pub(super) fn within<T>(self, writes: impl Future<Output = T>) -> impl Future<Output = Result<T, Fault>> {
+        // The futures of requests are large.
+        let writes = Box::pin(timeout_at(self.end, writes));
+        async move { writes.await.map_err(|_| Fault::Late(RENEW_WITHIN)) }
+    }
+
+    /// Returns the time until the next turn: none if there may be further writes.
+    pub(super) fn pause(self) -> Duration {
+        if self.is_over() { Duration::ZERO } else { RENEW_EVERY }
     }
 }
 

@@ -13,14 +13,10 @@ use serde_json::{Value, json};
 use super::client::{Client, Fault};
 use super::kinds::Kind;
 use super::kinds::own_object::OwnObject;
+use super::lease::Term;
 use super::table::ObjectKey;
-use super::writing::{Duty, LastWrite, Refused, Writing};
+use super::writing::{Duty, LastWrite, Refused, TOGETHER, Writing};
 use isthmus_telemetry::clock::rfc3339;
-
-/// The largest number of writes at the same time.
-const TOGETHER: usize = 8;
-/// The largest number of writes between two renewals of the Lease.
-const WRITES_MAX: usize = 400;
 
 /// The objects that a cluster should have.
 pub(super) type Wanted<C> = BTreeMap<ObjectKey, Arc<C>>;
@@ -69,12 +65,14 @@ impl<O: OwnObject> OwnObjects<O> {
         self.refused.result()
     }
 
-    /// Writes what is due. `is_held_back` is asked before an object is changed or removed. Fails if the server does not answer.
+    /// Writes what is due, as far as the term allows. `is_held_back` is asked before an object is changed or removed. Fails if the
+    /// server does not answer.
     pub(super) async fn write(
         &mut self,
         wanted: &Wanted<O::Content>,
         there: &There<O::Content>,
         is_held_back: impl Fn(&ObjectKey, &O::Content, Option<&O::Content>) -> bool,
+        term: Term,
     ) -> Result<(), Fault> {
         let is_used =
             |key: &ObjectKey| wanted.contains_key(key) || there.get(key).is_some_and(Option::is_some);
@@ -89,10 +87,12 @@ impl<O: OwnObject> OwnObjects<O> {
             let has = there.get(key).and_then(Option::as_deref);
             !self.refused.contains(key) && self.is_due(key, step, has)
         });
-        due.truncate(WRITES_MAX);
         let mut is_refused = false;
         for some in due.chunks(TOGETHER) {
-            let results = join_all(some.iter().map(|(key, step)| self.make(key, step))).await;
+            if term.is_over() {
+                break;
+            }
+            let results = term.within(join_all(some.iter().map(|(key, step)| self.make(key, step)))).await?;
             for ((key, step), result) in some.iter().zip(results) {
                 let kept = match result {
                     Ok(kept) => kept,

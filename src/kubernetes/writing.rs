@@ -15,6 +15,9 @@ use isthmus_registry::change::Report;
 /// is granted later is used after at most this time.
 const PAUSE: Duration = Duration::from_secs(60);
 
+/// The largest number of writes at the same time.
+pub(super) const TOGETHER: usize = 8;
+
 /// The time for which an object is not written again, if it does not stay as it was written: another program may write it, too.
 const AGAIN_AFTER: Duration = Duration::from_secs(30);
 

@@ -18,7 +18,7 @@ use super::super::kinds::gateway_status::Stamp;
 use super::super::lease::{Lease, RENEW_EVERY};
 use super::super::notes::Served;
 use super::super::writer::Turns;
-use super::super::writing::{Duty, Lack, LastWrite, Refused, Writing};
+use super::super::writing::{Duty, Lack, LastWrite, Refused, TOGETHER, Writing};
 use super::events::{About, Events};
 use super::listeners::{ParentId, ParentKind};
 use super::replicas::{Replica, counting};
@@ -27,10 +27,6 @@ use isthmus_aggregator::spec::kubernetes::{GatewayApiSpec, LeaseSpec};
 use isthmus_telemetry::clock::rfc3339;
 use isthmus_world::{LaterReader, Reader};
 
-/// The largest number of writes at the same time.
-const TOGETHER: usize = 8;
-/// The largest number of writes between two renewals of the Lease.
-const WRITES_MAX: usize = 400;
 /// The time that replicas have to serve a Gateway, before its status names those that do not.
 const PENDING_AFTER: Duration = Duration::from_secs(10);
 /// The largest number of replicas that a condition names.
@@ -175,6 +171,8 @@ impl Turns for StatusWriter {
         let LeaseSpec { namespace, holder, .. } = &self.spec.writer;
         let mut replicas = counting(&self.client, namespace, lease.notes.others(now), &wanted).await;
         replicas.push((holder.to_string(), serves));
+        // The pods of replicas were read meanwhile.
+        let Some(term) = lease.term() else { return Ok(RENEW_EVERY) };
         let (refused, waiting) = (&self.refused, &mut self.waiting);
         waiting.retain(|target, _| due.contains_key(target));
         let differing = due.iter().filter(|(target, _)| !refused.contains(target));
@@ -186,23 +184,24 @@ impl Turns for StatusWriter {
             (digest != wanted.stamp.digest && !is_written)
                 .then(|| (target.clone(), wanted.clone(), status, digest))
         });
-        let differing: Vec<_> = differing.take(WRITES_MAX).collect();
-        // Further objects may wait to be written.
-        let pause = if differing.len() == WRITES_MAX { Duration::ZERO } else { RENEW_EVERY };
+        let differing: Vec<_> = differing.collect();
         self.events.begin();
         for some in differing.chunks(TOGETHER) {
+            if term.is_over() {
+                break;
+            }
             let writes = some.iter().map(|(target, wanted, status, _)| self.write(target, wanted, status));
-            let results = join_all(writes).await;
+            let results = term.within(join_all(writes)).await?;
             for ((target, wanted, status, digest), result) in some.iter().zip(results) {
                 match result {
                     Ok(()) => {
                         let uid = wanted.stamp.uid.clone();
-                        if let Some(about) = about(target, &uid) {
-                            self.events.send(about, status).await;
-                        }
                         let before = self.written.get(target).and_then(|before| before.of(&uid, *digest));
-                        let last = LastWrite::now(before);
-                        self.written.insert(target.clone(), Written { uid, digest: *digest, last });
+                        let (last, digest) = (LastWrite::now(before), *digest);
+                        self.written.insert(target.clone(), Written { uid: uid.clone(), digest, last });
+                        if let Some(about) = about(target, &uid) {
+                            term.within(self.events.send(about, status)).await?;
+                        }
                     }
                     // The object has changed, and the watch will report the new version.
                     Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {}
@@ -217,7 +216,7 @@ impl Turns for StatusWriter {
                 return Ok(RENEW_EVERY);
             }
         }
-        Ok(pause)
+        Ok(term.pause())
     }
 
     fn result(&self) -> Writing {
