@@ -344,11 +344,16 @@ fn path(version: &str, target: &Target) -> String {
 mod tests {
     use tokio::sync::mpsc;
 
+    use super::super::super::notes::Note;
     use super::super::super::scripted;
     use super::super::super::testing::spec_of;
     use super::*;
     use isthmus_aggregator::spec::kubernetes::Knows;
+    use isthmus_registry::change::{Dirty, Item};
+    use isthmus_registry::gateway_api::GatewayPlaces;
+    use isthmus_snapshot::testing::{Mesh, shard};
     use isthmus_tasks::scope::Scope;
+    use isthmus_world::Publisher;
 
     fn wanted(generation: i64) -> Wanted {
         let yes = || Verdict::yes("Programmed", "connections are served");
@@ -428,6 +433,53 @@ mod tests {
         }
         let written: Vec<Instant> = std::iter::from_fn(|| patches.try_recv().ok()).collect();
         assert_eq!(written, [begun, begun + Duration::from_secs(30)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_replica_that_has_died_holds_up_a_status_only_while_its_pod_is_ready() {
+        let scope = Scope::default();
+        let (client, mut requests) = scripted::server(&scope).await;
+        let begun = Instant::now();
+        let note = json!(Note::new("two", [("Gateway a/b".to_owned(), 0)].into())).to_string();
+        let lease = json!({"metadata": {"annotations": {"replica.isthmus.dev/two": note}}}).to_string();
+        let (noted, mut patches) = mpsc::channel(64);
+        scope.spawn(async move {
+            loop {
+                let asked = requests.next().await;
+                let ready = if begun.elapsed() < Duration::from_secs(3) { "True" } else { "False" };
+                let pod = json!({"status": {"conditions": [{"type": "Ready", "status": ready}]}});
+                let body = match asked.method {
+                    Method::GET if asked.path.contains("/leases/") => lease.clone(),
+                    Method::GET if asked.path.contains("/pods?") => json!({"items": [pod]}).to_string(),
+                    Method::PATCH => {
+                        let patch: Value = serde_json::from_slice(&asked.body).expect("JSON");
+                        let status = patch["status"]["conditions"][0]["status"].to_string();
+                        let _ = noted.try_send((begun.elapsed(), status));
+                        "{}".to_owned()
+                    }
+                    _ => "{}".to_owned(),
+                };
+                asked.with(StatusCode::OK, body);
+            }
+        });
+        let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OwnCluster };
+        let mut lease = Lease::new(client.clone(), spec, "isthmus-gateway-api-isthmus".into());
+        let mut mesh = Mesh::new(Vec::new(), vec![shard("east", "n1", Vec::new())]);
+        let (object, places, listeners) = ("Gateway a/b".into(), Vec::new(), Vec::new());
+        let gateway = GatewayPlaces { object, generation: 1, places, listeners };
+        let served = Item::GatewayPlaces(gateway.into());
+        Arc::make_mut(&mut mesh.shards[0]).put(served, &mut Dirty::default());
+        let world = LaterReader::default();
+        assert!(world.set(Publisher::new(mesh.snapshot()).1).is_ok());
+        let mut writer = StatusWriter::new(client, &spec_of("isthmus"), world);
+        let due = Arc::new(Due::from([(Target::Class("x".into()), Arc::new(wanted(1)))]));
+        while begun.elapsed() < Duration::from_secs(20) {
+            let pause = writer.turn(&due, &mut lease).await.expect("the server answers");
+            tokio::time::sleep(pause).await;
+        }
+        let (at, status) = patches.try_recv().expect("it is written");
+        assert_eq!((at, status.as_str()), (Duration::from_secs(4), "\"True\""));
+        assert!(patches.try_recv().is_err(), "it was never pending");
     }
 
     #[tokio::test(start_paused = true)]
