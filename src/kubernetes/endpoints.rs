@@ -15,7 +15,7 @@ use super::mutual_tls::ServiceTls;
 use super::table::{ObjectKey, Uid};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::{
-    DeclaredTls, Endpoint, EndpointTemplate, Health, Labels, OwnPorts, TlsMode, Weight,
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, OwnPorts, TlsMode, Weight,
 };
 use isthmus_model::name::HostName;
 use isthmus_model::place::{Locality, Network};
@@ -307,12 +307,14 @@ impl<'a> Sources<'a> {
                 ports.insert(port.service_name(), own.unwrap_or(0));
             }
         }
-        let mesh_tls = instance.labels().filter(|_| template.is_meshed).and_then(|labels| {
-            let own = |port: &PortRecord| instance.ports.get(&*port.name).copied();
-            let all =
-                service_ports.iter().filter_map(|port| Some((port.service_name(), port.number, own(port)?)));
-            tls.off(labels, all)
-        });
+        let own = |port: &PortRecord| instance.ports.get(&*port.name).copied();
+        let all =
+            || service_ports.iter().filter_map(|port| Some((port.service_name(), port.number, own(port)?)));
+        let is_ambient = template.encapsulation == Encapsulation::Hbone;
+        let labels = instance.labels();
+        let mesh_tls = labels.filter(|_| template.is_meshed).and_then(|labels| tls.off(labels, all()));
+        let strict =
+            labels.filter(|_| template.is_meshed || is_ambient).and_then(|labels| tls.strict(labels, all()));
         EndpointTemplate {
             ports,
             labels: self.labels(instance, &template.labels),
@@ -323,6 +325,7 @@ impl<'a> Sources<'a> {
                 DeclaredTls::Application
             }),
             mesh_tls,
+            strict,
             encapsulation: template.encapsulation,
             identity: template.identity.clone(),
             ..EndpointTemplate::default()

@@ -1,5 +1,5 @@
 //! Decides whether clients use the mesh's mutual TLS on a service's ports, as istiod does for its gateway: by the DestinationRules of the
-//! service, else by the PeerAuthentications of the workload.
+//! service, else by the PeerAuthentications of the workload; and on which ports the workload refuses clients without it.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -58,11 +58,11 @@ impl<'a> PeerModes<'a> {
         (selected.map_or(self.inherited, |(_, record)| record.mode.or(self.inherited)), selected)
     }
 
-    /// Returns true if a workload with these labels does not accept the mesh's mutual TLS on one of its own ports.
-    fn is_off(&self, labels: &Labels, port: u16) -> bool {
+    /// Returns the mode of a workload with these labels on one of its own ports.
+    fn on(&self, labels: &Labels, port: u16) -> MutualTls {
         let (mode, selected) = self.of_workload(labels);
         let of_port = selected.and_then(|(_, record)| record.ports.get(&port)).copied().unwrap_or_default();
-        of_port.or(mode) == MutualTls::Disable
+        of_port.or(mode)
     }
 }
 
@@ -96,7 +96,8 @@ impl ServiceTls<'_> {
             let off = |by_rules: Option<ClientTls>| match by_rules {
                 Some(ClientTls::Mesh) => None,
                 Some(ClientTls::Other) => Some(MeshTlsOff::DestinationRule),
-                None => self.peers.is_off(labels, own).then_some(MeshTlsOff::PeerAuthentication),
+                None => (self.peers.on(labels, own) == MutualTls::Disable)
+                    .then_some(MeshTlsOff::PeerAuthentication),
             };
             let of_service = off(by_rules);
             let entry =
@@ -110,6 +111,18 @@ impl ServiceTls<'_> {
             all.extend(other.map(|(subset, off)| entry(subset, off)));
         }
         (!all.is_empty()).then(|| all.into())
+    }
+
+    /// Returns the names of the ports on which a workload in the mesh with these labels refuses connections without mutual TLS, as far
+    /// as PeerAuthentications say so. `ports` are as for [`Self::off`].
+    pub(super) fn strict(
+        &self,
+        labels: &Labels,
+        ports: impl Iterator<Item = (Arc<str>, u16, u16)>,
+    ) -> Option<Arc<[Arc<str>]>> {
+        let strict = ports.filter(|(_, _, own)| self.peers.on(labels, *own) == MutualTls::Strict);
+        let names: Vec<Arc<str>> = strict.map(|(name, ..)| name).collect();
+        (!names.is_empty()).then(|| names.into())
     }
 }
 

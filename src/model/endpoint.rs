@@ -275,6 +275,10 @@ pub struct EndpointTemplate {
     /// The ports on which the mesh's mutual TLS is off, or off for some subsets; `None`: it is on for every port, if `tls` is `mesh`.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub mesh_tls: Option<Arc<[PortMeshTls]>>,
+    /// The names of the service ports on which the endpoint refuses connections without the mesh's mutual TLS; `None`: no port is known
+    /// to do so.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub strict: Option<Arc<[Arc<str>]>>,
     /// The encapsulation that the endpoint accepts.
     pub encapsulation: Encapsulation,
     /// The SPIFFE ID that clients verify; `None` if the registry declares none.

@@ -243,6 +243,11 @@ impl EndpointTemplate {
         of(subset).or_else(|| of(""))?.off
     }
 
+    /// Returns true if the endpoint is known to refuse connections without the mesh's mutual TLS on a service port.
+    pub fn is_strict(&self, port: &ServicePort) -> bool {
+        self.strict.iter().flat_map(|names| names.iter()).any(|name| *name == port.name)
+    }
+
     /// Returns the port on which the endpoint listens for a service port; `None` if it does not listen for it.
     pub fn port_for(&self, port: &ServicePort) -> Option<u16> {
         if self.only.as_ref().is_some_and(|only| only.binary_search(&port.name).is_err()) {

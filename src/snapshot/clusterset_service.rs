@@ -118,6 +118,11 @@ fn ports_of(part: &Part) -> Vec<ExportedPort> {
 }
 
 impl Snapshot {
+    /// Returns the service of the cluster set with this host name.
+    pub fn of_cluster_set(&self, hostname: &str) -> Option<ClusterSetService<'_>> {
+        ClusterSetService::of(self.services.get(hostname)?)
+    }
+
     /// Returns the services of the cluster set, in no particular order.
     pub fn cluster_set(&self) -> impl Iterator<Item = ClusterSetService<'_>> {
         self.services.iter().filter_map(|(_, view)| ClusterSetService::of(view))

@@ -73,6 +73,11 @@ impl<'a> PortEndpoint<'a> {
         }
     }
 
+    /// Returns true if the endpoint is known to refuse connections without the mesh's mutual TLS.
+    pub fn is_strict(&self) -> bool {
+        self.endpoint.template.is_strict(self.own)
+    }
+
     /// Returns true if a rule leads the callers that it admits to the endpoint by this kind of name.
     pub fn is_offered_by(&self, rule: &ExportRule, asked: AskedBy) -> bool {
         rule.has_cluster(&self.origin.cluster) && (rule.tls() == ExportTls::Own || !self.needs_own(asked))

@@ -16,12 +16,13 @@ use super::routes::Resolved;
 use super::trust_roots::TrustRoots;
 use isthmus_model::address::{Bind, Host};
 use isthmus_model::drain::{Drain, DrainTarget, STEP};
-use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Weight};
+use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Labels, Weight};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
+use isthmus_registry::change::{Export, Item, Mark, MarkKey, MarkKind};
 use isthmus_registry::listing::Listing;
 use isthmus_registry::shard::Shard;
 use isthmus_settings::export::{ExportRule, ExportScope};
@@ -245,6 +246,24 @@ pub fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoint>) ->
         identities: Box::default(),
         withheld: Box::default(),
     }
+}
+
+/// Returns the mark by which a cluster exports a service to the cluster set.
+pub fn service_export(service: &Service) -> Item {
+    let export = Export {
+        created: "2026-01-01T00:00:00Z".into(),
+        is_headless: false,
+        session_affinity: "None".into(),
+        session_seconds: 0,
+        labels: Labels::default(),
+        annotations: Labels::default(),
+        traffic_distribution: "".into(),
+        ip_families: "IPv4".into(),
+        ports: Box::default(),
+    };
+    let key = MarkKey { service: service.key.clone(), object: "ServiceExport".into() };
+    let (kind, labels) = (MarkKind::ServiceExport, Labels::default());
+    Item::Mark(Mark { key, kind, labels, export: Some(export.into()) })
 }
 
 /// Returns the choice of a service whose callers prefer endpoints in their zone.

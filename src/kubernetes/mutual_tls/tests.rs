@@ -7,6 +7,7 @@ use crate::kinds::Kind;
 use crate::watch::{Event, What};
 use isthmus_aggregator::spec::kubernetes::KubernetesSpec;
 use isthmus_model::place::ClusterId;
+use isthmus_model::service::Service;
 use isthmus_registry::change::{Change, Item};
 
 const KINDS: [Kind; 5] =
@@ -62,13 +63,18 @@ impl World {
         self.0.apply(Event { watch, kind, what });
     }
 
-    /// Returns the TLS modes of the ports 80 and 443 of the service's endpoint; then, for each subset in which they differ, those.
-    fn modes(&mut self) -> Option<String> {
+    /// Returns the service as it is.
+    fn service(&mut self) -> Option<Arc<Service>> {
         let changes = self.0.changes();
-        let service = changes.iter().rev().find_map(|change| match change {
+        changes.into_iter().rev().find_map(|change| match change {
             Change::Put(Item::Service(service)) => Some(service),
             _ => None,
-        })?;
+        })
+    }
+
+    /// Returns the TLS modes of the ports 80 and 443 of the service's endpoint; then, for each subset in which they differ, those.
+    fn modes(&mut self) -> Option<String> {
+        let service = self.service()?;
         let template = &service.endpoints.first()?.template;
         let of = |subset: &str| {
             let modes = service.ports.iter().map(|port| template.tls_on(port, subset).text());
@@ -83,6 +89,10 @@ impl World {
 
 /// Returns the modes with these DestinationRules and PeerAuthentications: each with its namespace, its name, and its spec.
 fn modes_with(rules: &[(&str, &str, &str)], peers: &[(&str, &str, &str)]) -> String {
+    world_with(rules, peers).modes().expect("a service")
+}
+
+fn world_with(rules: &[(&str, &str, &str)], peers: &[(&str, &str, &str)]) -> World {
     let mut world = World::new();
     for (kind, all) in [(Kind::DestinationRule, rules), (Kind::PeerAuthentication, peers)] {
         for (at, (namespace, name, spec)) in all.iter().enumerate() {
@@ -92,7 +102,7 @@ fn modes_with(rules: &[(&str, &str, &str)], peers: &[(&str, &str, &str)]) -> Str
             world.put_with(kind, &metadata, &format!(r#""spec":{{{spec}}}"#));
         }
     }
-    world.modes().expect("a service")
+    world
 }
 
 const WEB: &str = r#""host":"web.shop.svc.cluster.local""#;
@@ -223,4 +233,20 @@ fn a_change_of_a_rule_or_a_peer_authentication_renews_the_services_that_it_is_fo
     assert_eq!((world.0.work(), world.modes().as_deref()), (1, Some(OFF)));
     world.gone(Kind::DestinationRule, "shop", "web");
     assert_eq!(world.modes().as_deref(), Some(ON));
+}
+
+#[test]
+fn the_ports_on_which_a_workload_refuses_calls_without_mutual_tls_are_known() {
+    let strict = |peers: &[(&str, &str, &str)]| {
+        let service = world_with(&[], peers).service().expect("a service");
+        let names = service.endpoints[0].template.strict.iter().flat_map(|names| names.iter());
+        names.map(ToString::to_string).collect::<Vec<_>>().join(" ")
+    };
+    let all = r#""mtls":{"mode":"STRICT"}"#;
+    assert_eq!(strict(&[]), "");
+    assert_eq!(strict(&[("istio-system", "a", all)]), "http https", "for the whole mesh");
+    assert_eq!(strict(&[("istio-system", "a", all), ("shop", "a", r#""mtls":{"mode":"PERMISSIVE"}"#)]), "");
+    assert_eq!(strict(&[("pay", "a", all)]), "");
+    let of_port = r#""selector":{"matchLabels":{"app":"web"}},"portLevelMtls":{"8443":{"mode":"STRICT"}}"#;
+    assert_eq!(strict(&[("shop", "a", of_port)]), "https");
 }
