@@ -1,34 +1,27 @@
 //! Writes a ServiceImport for each service of the cluster set (KEP-1645), in the namespace of its name. Only one replica writes at a
-//! time: the holder of a Lease. Only imports with the label [`MANAGED_BY`] are changed or removed; an import of another program
+//! time: the holder of a Lease. Only imports with the label of this program (`kinds::own_object`) are changed or removed; an import of another program
 //! stays as it is, and none is written beside it. The same replica writes the EndpointSlices of the imports (`import_slices`) and the
 //! Services that are derived from them (`import_services`), if the registry writes them.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
 use super::client::{Client, Fault};
-use super::import_services::Derived;
-use super::import_slices;
+use super::import_objects::{ImportObjects, Imports, PEER, Source};
 use super::index::items::alias;
 use super::kinds::derived_service::{DerivedContent, DerivedService};
 use super::kinds::imported_slice::{ImportedSlice, SliceContent, SliceOf};
-use super::kinds::own_object::MANAGED_BY;
 use super::kinds::own_object::owner_of;
 use super::kinds::service_import::{ImportContent, ServiceImport};
 use super::lease::{Lease, RENEW_EVERY};
-use super::objects::Texts;
-use super::own_objects::{OwnObjects, There, Wanted};
+use super::own_objects::OwnObjects;
 use super::table::ObjectKey;
 use super::writer::Turns;
 use super::writing::{Duty, Lack, Writing};
 use isthmus_aggregator::spec::kubernetes::{ImportExtras, Knows};
-use isthmus_model::endpoint::Labels;
-use isthmus_model::place::{ClusterId, Network};
-use isthmus_snapshot::Snapshot;
+use isthmus_model::place::ClusterId;
 use isthmus_snapshot::clusterset_service::ClusterSetService;
-use isthmus_world::{LaterReader, Reader};
+use isthmus_world::LaterReader;
 
 /// The writes of EndpointSlices, and their right.
 const SLICES: Duty = Duty {
@@ -42,61 +35,35 @@ const SERVICES: Duty = Duty {
     grant: "kubernetes.serviceImports.derivedServices",
     lack: Lack::Problem,
 };
-/// The prefix of the names of peers among those of clusters. A slash cannot be in a DNS label, which these names are.
-const PEER: (&str, &str) = ("peer/", "peer-");
-
-/// The ServiceImports and the namespaces of a cluster.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub(super) struct Imports {
-    /// True if the cluster has the kind, and all imports are known.
-    pub(super) is_known: bool,
-    /// The namespaces that exist and are read.
-    pub(super) namespaces: BTreeSet<Arc<str>>,
-    /// The imports in these namespaces.
-    pub(super) objects: There<ImportContent>,
-    /// The slices that this program has written there.
-    pub(super) slices: There<SliceContent>,
-    /// The derived Services there.
-    pub(super) services: There<DerivedContent>,
-    /// The virtual addresses that the cluster has given the derived Services.
-    pub(super) addresses: BTreeMap<ObjectKey, Vec<IpAddr>>,
-    /// The objects that this registry writes beside imports.
-    pub(super) extras: ImportExtras,
-    /// The network of the cluster.
-    pub(super) network: Network,
-}
-
 /// Writes ServiceImports, their slices, and the Services that are derived from them.
 pub(super) struct ImportWriter {
     knows: Knows,
+    /// The objects that are written beside imports.
+    extras: ImportExtras,
     cluster: ClusterId,
     world: LaterReader,
     imports: OwnObjects<ServiceImport>,
     services: OwnObjects<DerivedService>,
     slices: OwnObjects<ImportedSlice>,
-    /// The objects that the cluster should have, after the generation of the snapshot and the objects from which they were made. This
-    /// visits all endpoints of the cluster set, and so it is not done at rest.
-    made: Option<(u64, Arc<Imports>, Made)>,
-}
-
-/// The objects that a cluster should have.
-#[derive(Default)]
-struct Made {
-    imports: Wanted<ImportContent>,
-    services: Wanted<DerivedContent>,
-    slices: Wanted<SliceContent>,
+    /// The objects that the cluster should have, while this replica writes them.
+    objects: ImportObjects,
 }
 
 impl ImportWriter {
-    pub(super) fn new(client: Arc<Client>, knows: Knows, (cluster, world): (ClusterId, LaterReader)) -> Self {
+    pub(super) fn new(
+        client: Arc<Client>,
+        (knows, extras): (Knows, ImportExtras),
+        (cluster, world): (ClusterId, LaterReader),
+    ) -> Self {
         Self {
             knows,
+            extras,
             cluster,
             world,
             imports: OwnObjects::new(client.clone(), Self::DUTY),
             services: OwnObjects::new(client.clone(), &SERVICES),
             slices: OwnObjects::new(client, &SLICES),
-            made: None,
+            objects: ImportObjects::default(),
         }
     }
 }
@@ -111,10 +78,11 @@ impl Turns for ImportWriter {
     }
 
     async fn turn(&mut self, there: &Arc<Imports>, lease: &mut Lease) -> Result<Duration, Fault> {
-        let Some(snapshot) = self.world.get().map(Reader::latest).filter(|_| there.is_known) else {
+        let Some(reader) = self.world.get().filter(|_| there.is_known) else {
             lease.let_go();
             return Ok(RENEW_EVERY);
         };
+        let snapshot = reader.latest();
         let is_wanted = |service: ClusterSetService<'_>| there.namespaces.contains(service.namespace);
         if !there.has_own() && !snapshot.cluster_set().any(is_wanted) {
             lease.let_go();
@@ -125,17 +93,14 @@ impl Turns for ImportWriter {
             self.imports.clear();
             self.services.clear();
             self.slices.clear();
-            self.made = None;
+            self.objects = ImportObjects::default();
             return Ok(RENEW_EVERY);
         }
-        let made = self
-            .made
-            .take()
-            .filter(|(generation, of, _)| *generation == snapshot.generation && Arc::ptr_eq(of, there));
-        let make = || (snapshot.generation, there.clone(), Made::new(&snapshot, &self.cluster, there));
-        let (_, _, made) = &*self.made.insert(made.unwrap_or_else(make));
+        let (knows, cluster, extras) = (self.knows, &self.cluster, self.extras);
+        let source = Source { snapshot: &snapshot, cluster, extras, there };
+        self.objects.renew(source, reader);
+        let objects = &self.objects;
         let Some(term) = lease.term() else { return Ok(RENEW_EVERY) };
-        let (knows, cluster) = (self.knows, &self.cluster);
         let may_be_unread =
             |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
         // A derived Service and its slices are held back with their import.
@@ -147,7 +112,7 @@ impl Turns for ImportWriter {
         let is_held_back = |key: &ObjectKey, has: &DerivedContent, _: Option<&DerivedContent>| {
             is_import_held_back(&owner_of(key, &has.import).1)
         };
-        self.services.write(&made.services, &there.services, is_held_back, term).await?;
+        self.services.write(&objects.services, &there.services, is_held_back, term).await?;
         let is_held_back = |key: &ObjectKey, has: &SliceContent, _: Option<&SliceContent>| {
             let (_, import) = owner_of(key, &has.import);
             match &has.of {
@@ -157,93 +122,18 @@ impl Turns for ImportWriter {
                 SliceOf::Derived(_) => is_import_held_back(&import),
             }
         };
-        self.slices.write(&made.slices, &there.slices, is_held_back, term).await?;
+        self.slices.write(&objects.slices, &there.slices, is_held_back, term).await?;
         // Last, because its condition says what the Service and the slices lead to.
         let is_held_back = |key: &ObjectKey, has: &ImportContent, wanted: Option<&ImportContent>| {
             loses(has, wanted, may_be_unread(key), (knows, cluster))
         };
-        self.imports.write(&made.imports, &there.objects, is_held_back, term).await?;
+        self.imports.write(&objects.imports, &there.objects, is_held_back, term).await?;
         Ok(term.pause())
     }
 
     fn result(&self) -> Writing {
         self.imports.result().or(self.services.result()).or(self.slices.result())
     }
-}
-
-impl Imports {
-    /// Returns true if the cluster has an object of this program.
-    fn has_own(&self) -> bool {
-        self.objects.values().any(Option::is_some) || !self.services.is_empty() || !self.slices.is_empty()
-    }
-}
-
-impl Made {
-    /// Makes the objects for the services of the cluster set whose namespaces exist.
-    fn new(snapshot: &Snapshot, cluster: &ClusterId, there: &Imports) -> Self {
-        let mut made = Self::default();
-        for service in snapshot.cluster_set() {
-            let Some(namespace) = there.namespaces.get(service.namespace) else { continue };
-            let key = ObjectKey { namespace: namespace.clone(), name: service.name.into() };
-            let mut import = content(&service, &service.addresses_in(snapshot, cluster));
-            // An import of another program gets nothing beside it.
-            let is_own = matches!(there.objects.get(&key), Some(Some(_)));
-            if is_own && there.extras.slices {
-                let slices = import_slices::of_clusters(snapshot, &there.network, &key, &service);
-                made.slices.extend(slices);
-            }
-            if is_own && there.extras.derived_services {
-                let derived = Derived::of(snapshot, &service, (&key, &import), (&there.network, cluster));
-                if let Some(derived) = derived {
-                    let addresses = there.addresses.get(&derived.key).map(Vec::as_slice);
-                    derived.complete(addresses.unwrap_or_default(), &mut import);
-                    made.services.insert(derived.key, Arc::new(derived.content));
-                    made.slices.extend(derived.slices);
-                }
-            }
-            made.imports.insert(key, Arc::new(import));
-        }
-        made
-    }
-}
-
-/// Returns the content of the import of a service, which has these addresses in the import's cluster.
-fn content(service: &ClusterSetService<'_>, addresses: &[IpAddr]) -> ImportContent {
-    let cluster = |cluster: &&ClusterId| match cluster.as_str().strip_prefix(PEER.0) {
-        Some(peer) => format!("{}{peer}", PEER.1),
-        None => cluster.as_str().to_owned(),
-    };
-    let export = service.oldest;
-    let texts = |texts: &Labels| -> Texts {
-        let others = texts.iter().filter(|(name, _)| &***name != MANAGED_BY.0);
-        others.map(|(name, value)| (name.to_string(), value.to_string())).collect()
-    };
-    let is_headless = export.is_some_and(|export| export.is_headless);
-    let families = export.map(|export| &*export.ip_families).unwrap_or_default();
-    let families: Vec<&str> = families.split(", ").filter(|name| !name.is_empty()).collect();
-    ImportContent {
-        is_headless,
-        ips: if is_headless { Vec::new() } else { ips(addresses, &families) },
-        ip_families: families.into_iter().map(str::to_owned).collect(),
-        ports: service.ports.clone(),
-        session_affinity: export.map_or("None", |export| &export.session_affinity).to_owned(),
-        session_seconds: export.map_or(0, |export| export.session_seconds).into(),
-        traffic_distribution: export
-            .map(|export| export.traffic_distribution.to_string())
-            .unwrap_or_default(),
-        internal_traffic_policy: if is_headless { String::new() } else { "Cluster".to_owned() },
-        labels: export.map(|export| texts(&export.labels)).unwrap_or_default(),
-        annotations: export.map(|export| texts(&export.annotations)).unwrap_or_default(),
-        clusters: service.clusters.iter().map(cluster).collect(),
-        ready: None,
-    }
-}
-
-/// Returns the `ips` of an import: an address of each family, in the order of `ipFamilies`.
-fn ips(addresses: &[IpAddr], families: &[&str]) -> Vec<String> {
-    let first = |family: &str| addresses.iter().find(|ip| ip.is_ipv6() == (family == "IPv6"));
-    let families = if families.is_empty() { &["IPv4", "IPv6"] } else { families };
-    families.iter().filter_map(|family| first(family)).map(ToString::to_string).collect()
 }
 
 /// Returns true if an import would lose a cluster that may still export the service: this replica has not read the cluster yet, or
@@ -300,15 +190,6 @@ mod tests {
         };
         assert!(alone(&["east", "west"], Some(&["east"])) && alone(&["west"], None));
         assert!(!alone(&["east"], None) && !alone(&["east", "peer-west"], None));
-    }
-
-    #[test]
-    fn an_import_has_one_address_of_each_family_in_the_order_of_the_families() {
-        let all = ["10.96.0.1", "fd00::1", "10.96.0.2"].map(|text| text.parse().expect("an address"));
-        assert_eq!(ips(&all, &["IPv6", "IPv4"]), ["fd00::1", "10.96.0.1"]);
-        assert_eq!(ips(&all, &["IPv6"]), ["fd00::1"]);
-        assert_eq!(ips(&all[..1], &["IPv4", "IPv6"]), ["10.96.0.1"]);
-        assert_eq!(ips(&all, &[]), ["10.96.0.1", "fd00::1"], "a service that only peers have");
     }
 
     const OF_EACH_KIND: usize = 200;
@@ -388,7 +269,7 @@ mod tests {
         let (_, reader) = Publisher::new(Mesh::new(Vec::new(), Vec::new()).snapshot());
         let world = LaterReader::default();
         assert!(world.set(reader).is_ok());
-        let knows = Knows::OtherClusters;
+        let knows = (Knows::OtherClusters, ImportExtras::default());
         let turns = ImportWriter::new(client.clone(), knows, (ClusterId::new("east"), world));
         let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OtherClusters };
         let lease = Lease::new(client.clone(), spec, turns.lease());

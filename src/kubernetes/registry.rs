@@ -13,7 +13,8 @@ use super::access::{Found, find};
 use super::client::{Client, Fault};
 use super::exports::{ExportWriter, Exports};
 use super::gateway_api::writer::{Due, StatusWriter};
-use super::imports::{ImportWriter, Imports};
+use super::import_objects::Imports;
+use super::imports::ImportWriter;
 use super::index::Index;
 use super::index::watches::{Failures, WatchState};
 use super::kinds::{ConfigMap, Kind};
@@ -421,7 +422,7 @@ impl Session {
             Writer::spawn(turns, (client.clone(), lease), &cluster, (&scope, &stop))
         });
         let imports = spec.import_writer.clone().map(|lease| {
-            let turns = ImportWriter::new(client.clone(), lease.knows, at());
+            let turns = ImportWriter::new(client.clone(), (lease.knows, spec.import_extras), at());
             Writer::spawn(turns, (client.clone(), lease), &cluster, (&scope, &stop))
         });
         let due = spec.gateway_api.as_ref().map(|spec| {

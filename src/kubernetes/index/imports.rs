@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::super::imports::{ImportWriter, Imports};
+use super::super::import_objects::Imports;
+use super::super::imports::ImportWriter;
 use super::super::kinds::Kind;
 use super::super::kinds::namespace::NamespaceRecord;
 use super::super::kinds::service_import::Ready;
@@ -32,7 +33,6 @@ impl Index {
             slices: slices.map(|(key, slice)| (key.clone(), Some(slice.clone()))).collect(),
             services: services().map(|(key, found)| (key.clone(), Some(found.content.clone()))).collect(),
             addresses: services().map(|(key, found)| (key.clone(), found.ips.clone())).collect(),
-            extras: tables.spec.import_extras,
             network: tables.network(),
         })
     }
