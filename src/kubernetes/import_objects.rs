@@ -5,6 +5,7 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::import_gateways::GatewayAddresses;
 use super::import_services::Derived;
 use super::import_slices;
 use super::index::items::alias;
@@ -70,17 +71,18 @@ pub(super) struct Source<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) cluster: &'a ClusterId,
     pub(super) extras: ImportExtras,
+    pub(super) gateways: &'a GatewayAddresses,
     pub(super) there: &'a Arc<Imports>,
 }
 
 impl ImportObjects {
-    /// Makes the objects that may have changed since the last call.
-    pub(super) fn renew(&mut self, source: Source<'_>, reader: &Reader) {
+    /// Makes the objects that may have changed since the last call. `networks` are those of gateways whose addresses have changed.
+    pub(super) fn renew(&mut self, source: Source<'_>, reader: &Reader, networks: &BTreeSet<Network>) {
         let Source { snapshot, there, .. } = source;
         let changed = self.of.as_ref().and_then(|(generation, before)| {
             let Since::Deltas(deltas) = reader.since(*generation, snapshot.generation) else { return None };
             let same = before.network == there.network;
-            same.then(|| self.changed(snapshot, &deltas, (before, there)))
+            same.then(|| self.changed(snapshot, (&deltas, networks), (before, there)))
         });
         match changed {
             Some(keys) => keys.iter().for_each(|key| self.make(key, source)),
@@ -99,10 +101,11 @@ impl ImportObjects {
     fn changed(
         &self,
         snapshot: &Snapshot,
-        deltas: &[Arc<Delta>],
+        (deltas, networks): (&[Arc<Delta>], &BTreeSet<Network>),
         (before, there): (&Imports, &Arc<Imports>),
     ) -> BTreeSet<ObjectKey> {
-        let networks: BTreeSet<&Network> = deltas.iter().flat_map(|delta| &delta.networks).collect();
+        let networks: BTreeSet<&Network> =
+            deltas.iter().flat_map(|delta| &delta.networks).chain(networks).collect();
         let behind = networks.into_iter().flat_map(|network| snapshot.services_behind(network));
         // The name of the cluster set stands for a service of the same name and namespace.
         let of_name = |hostname: &str| {
@@ -129,7 +132,7 @@ impl ImportObjects {
 
     /// Makes the objects of an import again.
     fn make(&mut self, key: &ObjectKey, source: Source<'_>) {
-        let Source { snapshot, cluster, extras, there } = source;
+        let Source { snapshot, cluster, extras, gateways, there } = source;
         self.imports.remove(key);
         let before = self.beside.remove(key).unwrap_or_default();
         before.service.iter().for_each(|service| drop(self.services.remove(service)));
@@ -146,7 +149,7 @@ impl ImportObjects {
         }
         let place = (&there.network, cluster);
         let derived = (is_own && extras.derived_services)
-            .then(|| Derived::of(snapshot, &service, (key, &import), place));
+            .then(|| Derived::of(snapshot, &service, (key, &import), place, gateways));
         if let Some(derived) = derived.flatten() {
             let addresses = there.addresses.get(&derived.key).map(Vec::as_slice);
             derived.complete(addresses.unwrap_or_default(), &mut import);
@@ -238,6 +241,8 @@ mod tests {
         Mesh, endpoint, gateway, host_name, network, port, service, service_export, shard,
     };
     use isthmus_world::Publisher;
+    use std::time::Duration;
+    use tokio::time::Instant;
 
     const LOAD_BALANCER: &str = "lb.example.com";
 
@@ -247,6 +252,8 @@ mod tests {
         publisher: Publisher,
         reader: Reader,
         there: Arc<Imports>,
+        gateways: GatewayAddresses,
+        now: Instant,
         objects: ImportObjects,
     }
 
@@ -280,7 +287,8 @@ mod tests {
                 ..Imports::default()
             };
             let there = Arc::new(there);
-            Self { mesh, publisher, reader, there, objects: ImportObjects::default() }
+            let (gateways, objects, now) = (Default::default(), Default::default(), Instant::now());
+            Self { mesh, publisher, reader, there, gateways, now, objects }
         }
 
         /// Puts a service and its export into a shard.
@@ -298,15 +306,17 @@ mod tests {
             }
             let before = self.objects.imports.clone();
             let snapshot = self.reader.latest();
+            let networks = self.gateways.renew(&snapshot, self.now);
             let source = Source {
                 snapshot: &snapshot,
                 cluster: &ClusterId::new("east"),
                 extras: ImportExtras { slices: true, derived_services: true },
+                gateways: &self.gateways,
                 there: &self.there,
             };
-            self.objects.renew(source, &self.reader);
+            self.objects.renew(source, &self.reader, &networks);
             let mut all = ImportObjects::default();
-            all.renew(source, &self.reader);
+            all.renew(source, &self.reader, &networks);
             assert_eq!(self.objects.imports, all.imports);
             assert_eq!(self.objects.services, all.services);
             assert_eq!(self.objects.slices, all.slices);
@@ -341,10 +351,11 @@ mod tests {
         assert_eq!(run.step(&dirty), ["b"]);
 
         // A network's gateways are those of its services alone.
+        run.now += Duration::from_secs(60);
         run.mesh.resolved.insert(host_name(LOAD_BALANCER), [[192, 0, 2, 2].into()].into());
         let dirty = Dirty { resolved: [host_name(LOAD_BALANCER)].into(), ..Dirty::default() };
         assert_eq!(run.step(&dirty), ["a", "b"]);
-        assert_eq!(run.led(), ["192.0.2.2", "192.0.2.2", "192.0.2.3"]);
+        assert_eq!(run.led(), ["192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.2", "192.0.2.3"]);
 
         // The objects of the cluster: an address, an import of another program, and a namespace.
         let (service, content) =

@@ -1,6 +1,6 @@
 //! The Services that are derived from ServiceImports (KEP-1645): in a cluster that does not export a service, they give the import a
 //! virtual address, by which pods outside the mesh reach the service. Their EndpointSlices lead to the gateways of the networks that
-//! have the endpoints. A gateway reads the server name of the client's own TLS, so only ports of TLS can be reached through it.
+//! have the endpoints; those of gateways with a host name are kept for a while (`import_gateways`). A gateway reads the server name of the client's own TLS, so only ports of TLS can be reached through it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,6 +8,7 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
+use super::import_gateways::GatewayAddresses;
 use super::import_slices::{ENDPOINTS_MAX, cut};
 use super::kinds::derived_service::DerivedContent;
 use super::kinds::imported_slice::{ImportedEndpoint, SliceContent, SliceOf};
@@ -44,6 +45,7 @@ impl Derived {
         service: &ClusterSetService<'_>,
         (import, content): (&ObjectKey, &ImportContent),
         place: (&Network, &ClusterId),
+        gateways: &GatewayAddresses,
     ) -> Option<Self> {
         let has_own = !content.ips.is_empty() || service.clusters.contains(place.1);
         if has_own || content.is_headless || content.ports.is_empty() {
@@ -62,7 +64,7 @@ impl Derived {
             match plain_addresses(snapshot, service, port, place) {
                 Ok(addresses) => {
                     let of = SliceOf::Derived(name.to_string());
-                    slices.extend(to(import, &of, port_name, &addresses));
+                    slices.extend(to(import, &of, port_name, &gateways.used(addresses)));
                     reached += 1;
                 }
                 Err(why) => unreached.push(format!("{}/{} ({why})", port.port, port.protocol)),

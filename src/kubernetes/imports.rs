@@ -6,7 +6,10 @@
 use std::sync::Arc;
 use std::time::Duration;
 
+use tokio::time::Instant;
+
 use super::client::{Client, Fault};
+use super::import_gateways::GatewayAddresses;
 use super::import_objects::{ImportObjects, Imports, PEER, Source};
 use super::index::items::alias;
 use super::kinds::derived_service::{DerivedContent, DerivedService};
@@ -47,6 +50,8 @@ pub(super) struct ImportWriter {
     slices: OwnObjects<ImportedSlice>,
     /// The objects that the cluster should have, while this replica writes them.
     objects: ImportObjects,
+    /// The addresses of gateways. A replica that takes over knows them too.
+    gateways: GatewayAddresses,
 }
 
 impl ImportWriter {
@@ -64,6 +69,7 @@ impl ImportWriter {
             services: OwnObjects::new(client.clone(), &SERVICES),
             slices: OwnObjects::new(client, &SLICES),
             objects: ImportObjects::default(),
+            gateways: GatewayAddresses::default(),
         }
     }
 }
@@ -89,6 +95,7 @@ impl Turns for ImportWriter {
             return Ok(RENEW_EVERY);
         }
         lease.renew().await?;
+        let networks = self.gateways.renew(&snapshot, Instant::now());
         if !lease.is_held() {
             self.imports.clear();
             self.services.clear();
@@ -97,8 +104,8 @@ impl Turns for ImportWriter {
             return Ok(RENEW_EVERY);
         }
         let (knows, cluster, extras) = (self.knows, &self.cluster, self.extras);
-        let source = Source { snapshot: &snapshot, cluster, extras, there };
-        self.objects.renew(source, reader);
+        let source = Source { snapshot: &snapshot, cluster, extras, gateways: &self.gateways, there };
+        self.objects.renew(source, reader, &networks);
         let objects = &self.objects;
         let Some(term) = lease.term() else { return Ok(RENEW_EVERY) };
         let may_be_unread =
@@ -157,7 +164,7 @@ mod tests {
     use std::sync::Mutex;
 
     use http::{Method, StatusCode};
-    use tokio::time::{Instant, sleep};
+    use tokio::time::sleep;
 
     use super::super::kinds::own_object::OwnObject as _;
     use super::super::scripted;
