@@ -30,12 +30,13 @@ pub(super) struct Derived {
     pub(super) key: ObjectKey,
     pub(super) content: DerivedContent,
     pub(super) slices: Vec<(ObjectKey, Arc<SliceContent>)>,
-    /// The number of ports that clients outside the mesh reach.
-    reached: usize,
-    /// The other ports, each with the reason.
-    unreached: Vec<String>,
+    /// The ports, each with the families of the addresses to which it leads.
+    ports: Vec<(String, Led)>,
     server_name: String,
 }
+
+/// The families of addresses to which a port leads, or the reason why it leads nowhere.
+type Led = Result<BTreeSet<&'static str>, &'static str>;
 
 impl Derived {
     /// Returns the Service of an import in a cluster on a network; `None` if the import needs none, because it is headless or its
@@ -59,51 +60,75 @@ impl Derived {
             import: import.name.to_string(),
             ports: content.ports.iter().zip(&names).map(port).collect(),
         };
-        let (mut slices, mut reached, mut unreached) = (Vec::new(), 0, Vec::new());
+        let (mut slices, mut ports) = (Vec::new(), Vec::new());
         for (port, port_name) in content.ports.iter().zip(&names) {
-            match plain_addresses(snapshot, service, port, place) {
-                Ok(addresses) => {
-                    let of = SliceOf::Derived(name.to_string());
-                    slices.extend(to(import, &of, port_name, &gateways.used(addresses)));
-                    reached += 1;
-                }
-                Err(why) => unreached.push(format!("{}/{} ({why})", port.port, port.protocol)),
-            }
+            let led = plain_addresses(snapshot, service, port, place).map(|found| {
+                let (addresses, of) = (gateways.used(found), SliceOf::Derived(name.to_string()));
+                slices.extend(to(import, &of, port_name, &addresses));
+                addresses.iter().map(|address| family(address.ip())).collect()
+            });
+            ports.push((format!("{}/{}", port.port, port.protocol), led));
         }
         let key = ObjectKey { namespace: import.namespace.clone(), name };
         let server_name = service.hostname().to_owned();
-        Some(Self { key, content: derived, slices, reached, unreached, server_name })
+        Some(Self { key, content: derived, slices, ports, server_name })
     }
 
     /// Completes the content of the import, to which the cluster has given these addresses.
     pub(super) fn complete(&self, addresses: &[IpAddr], import: &mut ImportContent) {
         import.ips = addresses.iter().map(ToString::to_string).collect();
         if !addresses.is_empty() {
-            let family = |ip: &IpAddr| if ip.is_ipv6() { "IPv6" } else { "IPv4" };
-            import.ip_families = addresses.iter().map(|ip| family(ip).to_owned()).collect();
+            import.ip_families = addresses.iter().map(|ip| family(*ip).to_owned()).collect();
         }
-        import.ready = Some(self.ready(!addresses.is_empty()));
+        import.ready = Some(self.ready(&addresses.iter().map(|ip| family(*ip)).collect()));
     }
 
-    /// Returns the condition of the import.
-    fn ready(&self, has_address: bool) -> Ready {
-        let mut shown: Vec<String> = self.unreached.iter().take(PORTS_SHOWN).cloned().collect();
-        let more = self.unreached.len().saturating_sub(PORTS_SHOWN);
+    /// Returns the number of ports that clients reach by addresses of these families, and the ways that lead nowhere.
+    fn reached(&self, families: &BTreeSet<&'static str>) -> (usize, Vec<String>) {
+        let (mut reached, mut unreached) = (0, Vec::new());
+        for (port, led) in &self.ports {
+            let led = match led {
+                Ok(led) => led,
+                Err(why) => {
+                    unreached.push(format!("{port} ({why})"));
+                    continue;
+                }
+            };
+            if families.is_disjoint(led) {
+                let only: Vec<&str> = led.iter().copied().collect();
+                unreached.push(format!(
+                    "{port} (leads only to {}, of which the Service has no address)",
+                    only.join(", ")
+                ));
+                continue;
+            }
+            reached += 1;
+            let lacking = families.difference(led);
+            unreached.extend(lacking.map(|family| format!("{port} by {family} (leads to no address of it)")));
+        }
+        (reached, unreached)
+    }
+
+    /// Returns the condition of the import, whose Service has addresses of these families.
+    fn ready(&self, families: &BTreeSet<&'static str>) -> Ready {
+        let (reached, unreached) = self.reached(families);
+        let mut shown: Vec<String> = unreached.iter().take(PORTS_SHOWN).cloned().collect();
+        let more = unreached.len().saturating_sub(PORTS_SHOWN);
         if more > 0 {
             shown.push(format!("{more} more"));
         }
         let shown = shown.join(", ");
-        let (status, reason, message) = match (has_address, self.reached, self.unreached.len()) {
-            (false, ..) => {
+        let (status, reason, message) = match (families.is_empty(), reached, unreached.len()) {
+            (true, ..) => {
                 ("False", Ready::NONE, format!("the Service {} has no cluster IP yet", self.key.name))
             }
-            (true, 0, _) => ("False", Ready::NONE, format!("pods outside the mesh reach no port: {shown}")),
-            (true, _, 0) => (
+            (false, 0, _) => ("False", Ready::NONE, format!("pods outside the mesh reach no port: {shown}")),
+            (false, _, 0) => (
                 "True",
                 Ready::ALL,
                 format!("pods outside the mesh reach all ports by the TLS server name {}", self.server_name),
             ),
-            (true, ..) => (
+            (false, ..) => (
                 "True",
                 Ready::SOME,
                 format!(
@@ -114,6 +139,11 @@ impl Derived {
         };
         Ready { status: status.to_owned(), reason: reason.to_owned(), message }
     }
+}
+
+/// Returns the family of an address, as Kubernetes writes it.
+fn family(ip: IpAddr) -> &'static str {
+    if ip.is_ipv6() { "IPv6" } else { "IPv4" }
 }
 
 /// Returns a name for each port: its own, or one that is made of its number, where an API server would refuse its own, because it is
@@ -166,5 +196,37 @@ mod tests {
         let ports: Vec<_> = ports.iter().zip(441..).map(|(name, number)| port(name, number)).collect();
         let expected = ["https", "tcp-442", "tcp-443", "tcp-444", "tcp-445", "tcp-446", "443"];
         assert_eq!(names_of(&ports), expected);
+    }
+
+    #[test]
+    fn the_condition_names_the_families_by_which_a_port_is_not_reached() {
+        let ready = |families: &[&'static str], led: &[Led]| {
+            let port = |(led, number): (&Led, u16)| (format!("{number}/TCP"), led.clone());
+            let derived = Derived {
+                key: ObjectKey { namespace: "shop".into(), name: "isthmus-1".into() },
+                content: DerivedContent { import: "web".into(), ports: Vec::new() },
+                slices: Vec::new(),
+                ports: led.iter().zip(443..).map(port).collect(),
+                server_name: "web.shop.svc.clusterset.local".into(),
+            };
+            let Ready { status, reason, message } = derived.ready(&families.iter().copied().collect());
+            (status, reason, message.rsplit("port").next().expect("a part").to_owned())
+        };
+        let (v4, v6, both) = (Ok(["IPv4"].into()), Ok(["IPv6"].into()), Ok(["IPv4", "IPv6"].into()));
+        let told =
+            |status: &str, reason: &str, end: &str| (status.to_owned(), reason.to_owned(), end.to_owned());
+        let only_v6 = ": 443/TCP (leads only to IPv6, of which the Service has no address)";
+        assert_eq!(ready(&["IPv4"], std::slice::from_ref(&v6)), told("False", Ready::NONE, only_v6));
+        assert_eq!(ready(&["IPv4"], &[v6, both.clone()]), told("True", Ready::SOME, &format!("s{only_v6}")));
+        assert_eq!(
+            ready(&["IPv4", "IPv6"], &[v4, both.clone(), Err("no endpoint")]),
+            told(
+                "True",
+                Ready::SOME,
+                "s: 443/TCP by IPv6 (leads to no address of it), 445/TCP (no endpoint)"
+            )
+        );
+        let (status, reason, _) = ready(&["IPv4", "IPv6"], &[both]);
+        assert_eq!((&*status, &*reason), ("True", Ready::ALL));
     }
 }

@@ -142,13 +142,13 @@ fn a_client_outside_the_mesh_calls_a_service_of_another_cluster_by_its_import() 
     let mut stream = tls(socket(GATEWAY, 15_443), NAME).expect("admitted");
     assert_eq!(call(&mut stream, "hi").expect("an answer"), "west:hi");
 
-    // The other ports lead nowhere, and the condition and the registry's report name them.
+    // The other ports lead nowhere, and the condition and the registry's report name them, and the family that the gateway lacks.
     assert!(led_to(&east, ip, 80).is_empty() && led_to(&east, ip, 53).is_empty());
     assert_eq!(ready(&imported, "reason"), "SomePorts");
     assert_eq!(
         ready(&imported, "message"),
         "pods outside the mesh reach this service by the TLS server name web.shop.svc.clusterset.local, but not these ports: \
-         80/TCP (not a port of TLS), 53/UDP (not a TCP port)"
+         443/TCP by IPv6 (leads to no address of it), 80/TCP (not a port of TLS), 53/UDP (not a TCP port)"
     );
     let fact = "ServiceImports with ports that pods outside the mesh do not reach";
     eventually("the report", || {
