@@ -1,7 +1,7 @@
 //! Writes a ServiceImport for each service of the cluster set (KEP-1645), in the namespace of its name. Only one replica writes at a
 //! time: the holder of a Lease. Only imports with the label of this program (`kinds::own_object`) are changed or removed; an import of another program
 //! stays as it is, and none is written beside it. The same replica writes the EndpointSlices of the imports (`import_slices`) and the
-//! Services that are derived from them (`import_services`), if the registry writes them.
+//! Services that are derived from them (`import_services`), and removes those that an earlier config has left.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -38,6 +38,21 @@ const SERVICES: Duty = Duty {
     grant: "kubernetes.serviceImports.derivedServices",
     lack: Lack::Problem,
 };
+/// The removal of EndpointSlices that an earlier config has left, and its right.
+const LEFT_SLICES: Duty = Duty {
+    subject: "EndpointSlices of ServiceImports, which an earlier config has left",
+    grant: "kubernetes.serviceImports.slices; without it, remove them: kubectl delete endpointslice -A \
+            -l endpointslice.kubernetes.io/managed-by=isthmus.io",
+    lack: Lack::Problem,
+};
+/// The removal of derived Services that an earlier config has left, and its right.
+const LEFT_SERVICES: Duty = Duty {
+    subject: "Services derived from ServiceImports, which an earlier config has left",
+    grant: "kubernetes.serviceImports.derivedServices; without it, remove them: kubectl delete service -A \
+            -l app.kubernetes.io/managed-by=isthmus,multicluster.kubernetes.io/service-name",
+    lack: Lack::Problem,
+};
+
 /// Writes ServiceImports, their slices, and the Services that are derived from them.
 pub(super) struct ImportWriter {
     knows: Knows,
@@ -60,14 +75,16 @@ impl ImportWriter {
         (knows, extras): (Knows, ImportExtras),
         (cluster, world): (ClusterId, LaterReader),
     ) -> Self {
+        let services = if extras.derived_services { &SERVICES } else { &LEFT_SERVICES };
+        let slices = if extras.has_slices() { &SLICES } else { &LEFT_SLICES };
         Self {
             knows,
             extras,
             cluster,
             world,
             imports: OwnObjects::new(client.clone(), Self::DUTY),
-            services: OwnObjects::new(client.clone(), &SERVICES),
-            slices: OwnObjects::new(client, &SLICES),
+            services: OwnObjects::new(client.clone(), services),
+            slices: OwnObjects::new(client, slices),
             objects: ImportObjects::default(),
             gateways: GatewayAddresses::default(),
         }
@@ -110,9 +127,10 @@ impl Turns for ImportWriter {
         let Some(term) = lease.term() else { return Ok(RENEW_EVERY) };
         let may_be_unread =
             |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
-        // A derived Service and its slices are held back with their import.
+        // A derived Service and its slices are held back with their import. Objects that the config does not ask for go even while
+        // registries are unread.
         let is_import_held_back = |import: &ObjectKey| {
-            let is_unread = may_be_unread(import);
+            let is_unread = extras.derived_services && may_be_unread(import);
             let has = there.objects.get(import).and_then(Option::as_deref);
             has.map_or(is_unread, |has| loses(has, None, is_unread, (knows, cluster)))
         };
@@ -124,7 +142,8 @@ impl Turns for ImportWriter {
             let (_, import) = owner_of(key, &has.import);
             match &has.of {
                 SliceOf::Cluster(name) => {
-                    (knows == Knows::OwnCluster && name != cluster.as_str()) || may_be_unread(&import)
+                    let is_of_others = knows == Knows::OwnCluster && name != cluster.as_str();
+                    is_of_others || (extras.slices && may_be_unread(&import))
                 }
                 SliceOf::Derived(_) => is_import_held_back(&import),
             }

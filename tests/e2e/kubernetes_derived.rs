@@ -1,21 +1,25 @@
 //! Services with a cluster IP that are derived from ServiceImports: a TLS client outside the mesh calls a service of another real cluster
 //! through them, as kube-proxy and the cluster's DNS would lead it there.
 
+use std::time::Duration;
+
 use serde_json::{Value, json};
 
 use crate::gateway_api::socket;
 use crate::support::backend::{Backend, tls_echo};
 use crate::support::client::{call, tls};
-use crate::support::eventually;
 use crate::support::gateway::Gateway;
 use crate::support::kube::{self, Cluster, Options, PODS, Pod};
 use crate::support::kube_client::{at, becomes};
 use crate::support::namespace;
 use crate::support::pki::PKI;
+use crate::support::{eventually, within};
 
 const MCS: &str = "multicluster.x-k8s.io/v1beta1";
 const NAME: &str = "web.shop.svc.clusterset.local";
 const GATEWAY: &str = "10.244.9.9";
+/// The key of the registry that asks for derived Services.
+const DERIVED: &str = ", derivedServices: true";
 
 fn start(name: &str) -> Option<Cluster> {
     let cluster = Cluster::start(&kube::installed()?, name, &Options::default());
@@ -41,10 +45,10 @@ fn gateway_of(west: &Cluster) -> Gateway {
     Gateway::start_in(folder, &text, &[])
 }
 
-/// Starts the replica that writes into the east.
-fn writer(east: &Cluster, west: &Cluster) -> Gateway {
+/// Starts the replica that writes into the east, whose registry has these further keys.
+fn writer(east: &Cluster, west: &Cluster, keys: &str) -> Gateway {
     let folder = tempfile::tempdir().expect("a folder");
-    let of_east = kube::registries(folder.path(), &[east], ", serviceImports: write, derivedServices: true");
+    let of_east = kube::registries(folder.path(), &[east], &format!(", serviceImports: write{keys}"));
     let of_west = kube::registries(folder.path(), &[west], "").replace("registries:\n", "");
     let networks =
         format!("networks: {{net-west: {{gateways: [{{address: {GATEWAY}, sniPort: 15443}}]}}}}\n");
@@ -131,7 +135,7 @@ fn a_client_outside_the_mesh_calls_a_service_of_another_cluster_by_its_import() 
     let _backend = Backend::start_at(socket("10.244.2.1", 10_443), move |stream| {
         tls_echo(stream, server.clone(), "west:")
     });
-    let (_gateway, writer) = (gateway_of(&west), writer(&east, &west));
+    let (_gateway, writer) = (gateway_of(&west), writer(&east, &west, DERIVED));
     export(&west);
 
     // The cluster's DNS answers with the address of the import, and kube-proxy leads it to the gateway of the west's network.
@@ -207,4 +211,31 @@ fn a_client_outside_the_mesh_calls_a_service_of_another_cluster_by_its_import() 
         (east.admin().get(&at(MCS, "serviceimports", "shop/web")).status == 404).then_some(())
     });
     assert_eq!(version(&east), before);
+}
+
+#[test]
+fn what_an_earlier_config_has_left_is_removed_and_objects_of_others_stay() {
+    let (Some(east), Some(west)) = (start("east"), start("west")) else { return };
+    serve(&west, "10.244.2.1");
+    export(&west);
+    let writer = writer(&east, &west, DERIVED);
+    import(&east, |import| ready(import, "status") == "True");
+    eventually("a derived Service", || (derived(&east).len() == 1).then_some(()));
+    let name = derived(&east)[0]["metadata"]["name"].as_str().expect("a name").to_owned();
+    eventually("its slices", || (!east.slices(&format!("shop/{name}")).is_empty()).then_some(()));
+    // One with the same label of the import, of another program.
+    let labels = json!({"multicluster.kubernetes.io/service-name": "web"});
+    east.service("shop/theirs", &labels, &json!({"ports": [{"port": 1}]}));
+
+    // Another writer takes the Lease when it has expired.
+    let config = std::fs::read_to_string(writer.config_path()).expect("a config");
+    writer.reload(&config.replace(DERIVED, ""));
+    within(Duration::from_secs(60), "the derived Service is gone", || {
+        let [theirs] = &derived(&east)[..] else { return None };
+        (theirs["metadata"]["name"] == "theirs").then_some(())
+    });
+    eventually("its slices are gone", || east.slices(&format!("shop/{name}")).is_empty().then_some(()));
+    let left = import(&east, |import| ready(import, "type").is_empty() && import["spec"]["ips"].is_null());
+    assert_eq!(left["status"]["clusters"], json!([{"cluster": "west"}]));
+    assert_eq!(writer.json("/api/v1/registries")[0]["report"]["problems"], json!([]));
 }

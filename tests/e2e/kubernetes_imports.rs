@@ -339,11 +339,8 @@ fn an_import_of_another_program_is_never_touched() {
     assert_eq!(version(&east, "shop/alone"), before.1);
 }
 
-#[test]
-fn a_missing_right_is_named_and_a_right_that_is_granted_later_is_used() {
-    let Some(east) = start("east") else { return };
-    service(&east, "shop/web", 443);
-    export(&east, "shop/web");
+/// Starts a gateway that writes imports, and may only read and hold a Lease. Returns its rules, too.
+fn with_few_rights(east: &Cluster) -> (Value, Gateway) {
     let token = east.account("istio-system/gateway");
     let mut rules = kube::reader();
     let list = rules.as_array_mut().expect("a list");
@@ -357,6 +354,15 @@ fn a_missing_right_is_named_and_a_right_that_is_granted_later_is_used() {
     let registries =
         "registries: [{kubernetes: {cluster: east, kubeconfig: east.kubeconfig, serviceImports: write}}]\n";
     let gateway = Gateway::start_in(folder, &(config("gateway") + registries), &[]);
+    (rules, gateway)
+}
+
+#[test]
+fn a_missing_right_is_named_and_a_right_that_is_granted_later_is_used() {
+    let Some(east) = start("east") else { return };
+    service(&east, "shop/web", 443);
+    export(&east, "shop/web");
+    let (mut rules, gateway) = with_few_rights(&east);
     eventually("the missing right", || {
         let text = problems(&gateway);
         let parts = [
@@ -376,6 +382,24 @@ fn a_missing_right_is_named_and_a_right_that_is_granted_later_is_used() {
         let import = east.admin().get(&import("shop/web"));
         (import.status == 200 && clusters(&import.json()) == ["east"]).then_some(())
     });
+    eventually("no missing right", || (!problems(&gateway).contains("not written")).then_some(()));
+}
+
+#[test]
+fn a_derived_service_that_may_not_be_removed_is_named_with_the_command_that_removes_it() {
+    let Some(east) = start("east") else { return };
+    let labels =
+        json!({"app.kubernetes.io/managed-by": "isthmus", "multicluster.kubernetes.io/service-name": "web"});
+    east.service("shop/isthmus-1", &labels, &json!({"ports": [{"port": 443}]}));
+    let (mut rules, gateway) = with_few_rights(&east);
+    let command = "kubectl delete service -A -l app.kubernetes.io/managed-by=isthmus,multicluster.kubernetes.io/service-name";
+    eventually("the command", || problems(&gateway).contains(command).then_some(()));
+    let service = at("v1", "services", "shop/isthmus-1");
+    assert_eq!(east.admin().get(&service).status, 200);
+    let list = rules.as_array_mut().expect("a list");
+    list.push(json!({"apiGroups": [""], "resources": ["services"], "verbs": ["get", "delete"]}));
+    east.allow("istio-system/gateway", &rules);
+    within(AGAIN, "it is removed", || (east.admin().get(&service).status == 404).then_some(()));
     eventually("no missing right", || (!problems(&gateway).contains("not written")).then_some(()));
 }
 
