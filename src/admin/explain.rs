@@ -27,6 +27,7 @@ use isthmus_model::service::CallerKind;
 use isthmus_settings::export::ExportRule;
 use isthmus_settings::export_tls::Guard;
 use isthmus_settings::listener::{Listener, ListenerProtocol, ProxyProtocol, RefusalMode};
+use isthmus_settings::scope::SourceRule;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::{Candidates, EndpointKey};
 use isthmus_telemetry::clock::rfc3339;
@@ -330,12 +331,11 @@ fn decide(
                      source")
         });
     }
-    let from = &request.listener.from;
-    if !from.is_empty() {
-        let list = from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+    let sources = &request.listener.sources;
+    if *sources != SourceRule::EVERYONE {
         let applied =
             if request.source.is_some() { "" } else { " (not checked: no source address was given)" };
-        steps.step(|| format!("the listener accepts connections only from {list}{applied}"));
+        steps.step(|| format!("the listener accepts connections only from {sources}{applied}"));
     }
     if let Some(Err(reason)) = request.source.map(|source| admit_source(request.listener, source)) {
         return reason;

@@ -28,6 +28,7 @@ use isthmus_settings::export_tls::AskedBy;
 use isthmus_settings::listener::{Listener, ListenerProtocol, ProxyProtocol};
 use isthmus_settings::peer::Peer;
 use isthmus_settings::route::{Route, RouteTarget};
+use isthmus_settings::scope::SourceRule;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::exported::Exported;
 use isthmus_snapshot::exports::is_among;
@@ -228,9 +229,8 @@ fn gateway_routes(snapshot: &Snapshot) -> impl Iterator<Item = api::listener::Ro
         api::listener::Route {
             name: route.object.to_string(),
             listeners: places.into_iter().filter_map(text).collect(),
-            from: Vec::new(),
             leads_to: of_backends(&route.backends),
-            endpoints: None,
+            ..api::listener::Route::default()
         }
     })
 }
@@ -244,7 +244,8 @@ pub fn routes(snapshot: &Snapshot) -> Vec<api::listener::Route> {
         api::listener::Route {
             name: route.name.to_string(),
             listeners: texts(&route.conditions.listeners).into_iter().chain(own).collect(),
-            from: texts(&route.conditions.from),
+            from: texts(&route.conditions.sources.from),
+            except_from: texts(&route.conditions.sources.except),
             leads_to: leads_to(route),
             endpoints: candidates.map(|candidates| candidates.endpoints().len()),
         }
@@ -276,7 +277,8 @@ pub fn listeners(sources: &Sources) -> Vec<api::listener::Listener> {
             address: address.map(|(_, address)| address.to_string()),
             protocol: listener.protocol.text().to_owned(),
             alpn: listener.alpn.iter().map(|name| String::from_utf8_lossy(name).into_owned()).collect(),
-            from: texts(&listener.from),
+            from: texts(&listener.sources.from),
+            except_from: texts(&listener.sources.except),
             proxy_protocol: proxy_protocol(&listener.proxy_protocol),
         }
     };
@@ -423,7 +425,7 @@ fn exposed_routes(snapshot: &Snapshot, listener: &Listener, rows: &mut Vec<Expos
             by: "route".to_owned(),
             leads_to: leads_to(route),
             tls: Vec::new(),
-            sources: sources_text(&[&listener.from, &route.conditions.from]),
+            sources: sources_text(&[&listener.sources, &route.conditions.sources]),
             identities: Identities::not_checked(),
             marked_by: None,
             hidden_by: Vec::new(),
@@ -531,7 +533,7 @@ fn exposed_to_peer(snapshot: &Snapshot, listener: &Listener, peer: &Peer, rows: 
                 marked_by: None,
                 hidden_by: Vec::new(),
             };
-            let sources = || sources_text(&[&listener.from, &peer.from]);
+            let sources = || sources_text(&[&listener.sources, &these(&peer.from)]);
             if let Some(tls) = modes_by(AskedBy::MeshName).filter(|_| by_sni) {
                 let names = mesh_names(port, name.as_str());
                 rows.extend(names.map(|name| row(name, &tls, sources(), Identities::not_checked())));
@@ -543,7 +545,7 @@ fn exposed_to_peer(snapshot: &Snapshot, listener: &Listener, peer: &Peer, rows: 
             if let (Some(alias), Some(tls)) = (alias, modes_by(AskedBy::Authority)) {
                 let identities = Identities::Patterns(vec![format!("spiffe://{alias}/*")]);
                 let name = format!("{name}:{}", port.port);
-                rows.push(row(name, &tls, sources_text(&[&listener.from]), identities));
+                rows.push(row(name, &tls, sources_text(&[&listener.sources]), identities));
             }
         }
     }
@@ -567,16 +569,20 @@ fn exposed_row(
         by: rule.name.to_string(),
         leads_to: vec![format!("{}:{}", service.name, port.port)],
         tls: tls.to_vec(),
-        sources: sources_text(&[&listener.from, &rule.to.cidrs]),
+        sources: sources_text(&[&listener.sources, &these(&rule.to.cidrs)]),
         identities,
         marked_by: rule.marked.as_ref().map(|condition| marked_by(condition, service)),
         hidden_by: hidden_by(service),
     }
 }
 
-fn sources_text(all: &[&Vec<ipnet::IpNet>]) -> String {
-    let lists = all.iter().filter(|blocks| !blocks.is_empty());
-    let texts: Vec<String> =
-        lists.map(|blocks| blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ")).collect();
+/// Returns the rule that admits these blocks alone; with none, all.
+fn these(blocks: &[ipnet::IpNet]) -> SourceRule {
+    SourceRule { from: blocks.to_vec(), except: Vec::new() }
+}
+
+fn sources_text(all: &[&SourceRule]) -> String {
+    let rules = all.iter().filter(|rule| ***rule != SourceRule::EVERYONE);
+    let texts: Vec<String> = rules.map(ToString::to_string).collect();
     if texts.is_empty() { "any".to_owned() } else { texts.join(" and ") }
 }

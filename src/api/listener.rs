@@ -18,6 +18,9 @@ pub struct Listener {
     pub alpn: Vec<String>,
     /// The source addresses that are admitted; empty: all.
     pub from: Vec<String>,
+    /// The source addresses that are refused although `from` has them; absent: none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub except_from: Vec<String>,
     /// The listener's rule about PROXY headers of load balancers.
     pub proxy_protocol: ProxyProtocol,
 }
@@ -53,6 +56,9 @@ pub struct Route {
     /// The source addresses that the route admits; absent: all that the listener admits.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub from: Vec<String>,
+    /// The source addresses that the route refuses although `from` has them; absent: none.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub except_from: Vec<String>,
     /// The route's targets.
     pub leads_to: Vec<String>,
     /// The number of the route's endpoints.

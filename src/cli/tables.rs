@@ -137,7 +137,7 @@ pub(super) const LISTENERS: [Column<Listener>; 6] = [
     ("NAME", |listener| text(&listener.name)),
     ("ADDRESS", |listener| optional(listener.address.as_ref())),
     ("PROTOCOL", |listener| text(&listener.protocol)),
-    ("FROM", |listener| list(&listener.from)),
+    ("FROM", |listener| sources(&listener.from, &listener.except_from)),
     ("ALPN", |listener| list(&listener.alpn)),
     ("PROXY HEADER", |listener| text(&listener.proxy_protocol.text())),
 ];
@@ -189,4 +189,13 @@ fn failure(last: Option<&LastFailure>) -> String {
         format!("{}{detail}, {} in a row, at {}", last.reason, last.in_a_row, last.time)
     };
     optional(last.map(cell).as_ref())
+}
+
+/// Returns the admitted sources, and those that are refused although they are among them.
+fn sources(from: &[String], except: &[String]) -> String {
+    match (from, except) {
+        (_, []) => list(from),
+        ([], except) => format!("any except {}", list(except)),
+        (from, except) => format!("{} except {}", list(from), list(except)),
+    }
 }

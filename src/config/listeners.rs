@@ -15,6 +15,7 @@ use isthmus_model::address::Bind;
 use isthmus_settings::listener::{
     HelloLimits, Listener, ListenerProtocol, ProxyMode, ProxyProtocol, RefusalMode,
 };
+use isthmus_settings::scope::SourceRule;
 
 use super::addresses::Opened;
 use super::registries::GatewayPort;
@@ -91,7 +92,10 @@ impl Listeners {
                 bind,
                 protocol,
                 alpn: fields.get(&keys::Listener::ALPN).unwrap_or_default(),
-                from: fields.get(&keys::Listener::FROM).unwrap_or_default(),
+                sources: SourceRule {
+                    from: fields.get(&keys::Listener::FROM).unwrap_or_default(),
+                    except: fields.get(&keys::Listener::EXCEPT_FROM).unwrap_or_default(),
+                },
                 proxy_protocol: proxy_protocol(&fields, &path, problems),
                 hello: hello(&fields.map(&keys::Listener::HELLO)),
                 refusal: fields.get(&keys::Listener::REFUSAL),

@@ -13,6 +13,7 @@ use isthmus_document::tree::{Key, Node, Value, shortened};
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Weight;
 use isthmus_settings::route::{Conditions, Route, RouteEndpoint, RouteName, RouteTarget};
+use isthmus_settings::scope::SourceRule;
 use isthmus_settings::tuning::Tuning;
 
 use super::addresses::{Own, own_fault};
@@ -155,20 +156,26 @@ fn route(
     for (protocol, node) in fields.entries(&keys::Route::BY_ALPN) {
         let Ok(wanted) = form::Alpn::parse(&protocol.text) else { continue };
         let path = alternatives.key(&protocol.text);
-        let fields = Fields::of::<keys::Route>(None);
+        let is_map = matches!(node.value, Value::Mapping(_));
+        let fields = Fields::of::<keys::Route>(Some(node).filter(|_| is_map));
+        refuse_keys_of_others(&fields, &RouteName::Alpn, Place { path: &path, ..place }, problems);
         let Some(to) = target(node, &fields, &path, around, problems) else { continue };
+        let of_service = fields.at(&keys::Route::SERVICE).map(|node| (path.to_string(), node.position));
         let name = named(format!("{name}#{}", protocol.text).into());
         protocols.push((wanted, name.clone()));
         let conditions = Conditions { own_of: place.listener.cloned(), ..Conditions::default() }.into();
         let route = Route { name, conditions, ..Route::new(RouteName::Alpn, to) };
-        by_alpn.push(Placed { route: Arc::new(route), service: None });
+        by_alpn.push(Placed { route: Arc::new(route), service: of_service });
     }
     let to = target(node, &fields, path, around, problems)?;
     let service = fields.at(&keys::Route::SERVICE).map(|node| (path.to_string(), node.position));
     let conditions = Conditions {
         own_of: place.listener.cloned(),
         listeners,
-        from: fields.get(&keys::Route::FROM).unwrap_or_default(),
+        sources: SourceRule {
+            from: fields.get(&keys::Route::FROM).unwrap_or_default(),
+            except: fields.get(&keys::Route::EXCEPT_FROM).unwrap_or_default(),
+        },
         by_alpn: protocols,
     };
     let route = Route { name, key, conditions: conditions.into(), to };
@@ -177,14 +184,19 @@ fn route(
 
 /// Reports the keys of a route that have no meaning at its place.
 fn refuse_keys_of_others(fields: &Fields<'_>, key: &RouteName, place: Place<'_>, problems: &mut Problems) {
-    let of_names: [&dyn AnyKey; 2] = [&keys::Route::FROM, &keys::Route::BY_ALPN];
-    let of_names = of_names.iter().filter(|_| *key == RouteName::Raw).map(|key| {
-        (*key, "this key is not allowed here; `from` is a key of the listener, and there is no hello with protocols")
-    });
+    let of_names: [&dyn AnyKey; 3] = [&keys::Route::FROM, &keys::Route::EXCEPT_FROM, &keys::Route::BY_ALPN];
+    let fault = match key {
+        RouteName::Raw => Some(
+            "this key is not allowed here; sources are keys of the listener, and there is no hello with protocols",
+        ),
+        RouteName::Alpn => Some("this key is not allowed here; it is a key of the route"),
+        RouteName::NoSni | RouteName::Name(_) => None,
+    };
+    let of_names = of_names.iter().filter_map(|key| Some((*key, fault?)));
     let of_common: [&dyn AnyKey; 1] = [&keys::Route::LISTENERS];
-    let of_common = of_common.iter().filter(|_| place.listener.is_some());
-    let of_common =
-        of_common.map(|key| (*key, "this key is not allowed here; the route applies to this listener only"));
+    let of_common = of_common.iter().filter(|_| place.listener.is_some() || *key == RouteName::Alpn);
+    let of_common = of_common
+        .map(|key| (*key, "this key is not allowed here; the place of the target decides on listeners"));
     for (key, fault) in of_names.chain(of_common) {
         if let Some(node) = fields.at(key) {
             problems.error(node.position, &place.path.key(key.name()), fault);

@@ -149,6 +149,8 @@ keys! {
         /// Source addresses that may connect. The gateway closes other connections before it reads a byte.
         /// With `proxyProtocol`, the address that the header announces is judged.
         FROM "from": form::NonEmpty<form::Cidr> => "everyone";
+        /// Source addresses that may not connect, although `from` has them.
+        EXCEPT_FROM "exceptFrom": form::NonEmpty<form::Cidr> => "none";
         /// PROXY protocol, versions 1 and 2: a header by which a load balancer in front of the gateway announces the client's
         /// address.
         PROXY_PROTOCOL "proxyProtocol": ProxyProtocol => "forbidden";
@@ -160,9 +162,9 @@ keys! {
         REFUSAL "refusal": form::Choice<RefusalMode> = RefusalMode::default();
         /// Routes of this listener, in addition to those of the top level. Of two equal keys, that of the listener wins.
         ROUTES "routes": form::MapOf<RouteKey, RouteForms> => "none";
-        /// Address for connections whose first bytes are not TLS, such as SSH on port 443. A client that sends nothing is still
-        /// refused (`hello_timeout`), and so is one that sends a PROXY header.
-        FALLBACK "fallback": form::Target => "they are refused (`not_tls`)";
+        /// Target of connections whose first bytes are not TLS, such as SSH on port 443, in the forms of `target`. A client that sends
+        /// nothing is still refused (`hello_timeout`), and so is one that sends a PROXY header.
+        FALLBACK "fallback": RouteForms => "they are refused (`not_tls`)";
         /// Where a listener of protocol `tcp` leads; required there. A service needs no export rule for it. Of its endpoints those
         /// with `tls: none` are chosen, or else those with `tls: own`, but never those with `tls: mesh`.
         TARGET "target": RouteForms => "none";

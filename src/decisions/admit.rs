@@ -95,7 +95,7 @@ impl<'a> Asking<'a> {
 /// Returns an error unless the listener's `from` contains the source. Called before a byte is read, or after the PROXY header
 /// that announces the source.
 pub fn admit_source(listener: &Listener, source: IpAddr) -> Result<(), Reason> {
-    if admits(&listener.from, source) { Ok(()) } else { Err(Reason::SourceDenied) }
+    if listener.sources.admits(source) { Ok(()) } else { Err(Reason::SourceDenied) }
 }
 
 /// Returns an error if the listener requires a PROXY header and does not trust headers of this TCP peer. Called before a byte

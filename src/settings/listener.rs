@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use ipnet::IpNet;
 
+use super::scope::SourceRule;
 use isthmus_model::address::Bind;
 
 isthmus_model::words!(ListenerProtocol, ProxyMode, RefusalMode);
@@ -20,8 +21,8 @@ pub struct Listener {
     pub protocol: ListenerProtocol,
     /// The required ALPN protocols: a hello that is routed by SNI must offer at least one of them; empty: no check.
     pub alpn: Vec<Box<[u8]>>,
-    /// Source addresses that are admitted; empty: all.
-    pub from: Vec<IpNet>,
+    /// Source addresses that are admitted.
+    pub sources: SourceRule,
     /// The rule for PROXY headers at the beginning of connections.
     pub proxy_protocol: ProxyProtocol,
     /// Limits of the ClientHello.
@@ -41,7 +42,7 @@ impl Listener {
             bind,
             protocol: ListenerProtocol::Sni,
             alpn: Vec::new(),
-            from: Vec::new(),
+            sources: SourceRule::EVERYONE,
             proxy_protocol: ProxyProtocol::Forbid,
             hello: HelloLimits::default(),
             refusal: RefusalMode::Alert,

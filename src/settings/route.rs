@@ -5,9 +5,8 @@ use std::num::NonZero;
 use std::ops::Deref;
 use std::sync::Arc;
 
-use ipnet::IpNet;
-
 use super::backend::Backend;
+use super::scope::SourceRule;
 use super::tuning::Tuning;
 use isthmus_model::address::Host;
 use isthmus_model::endpoint::Weight;
@@ -57,8 +56,8 @@ pub struct Conditions {
     pub own_of: Option<Arc<str>>,
     /// The names of the listeners on which the route applies; empty: all.
     pub listeners: Vec<Arc<str>>,
-    /// The source addresses that the route admits; empty: all.
-    pub from: Vec<IpNet>,
+    /// The source addresses that the route admits.
+    pub sources: SourceRule,
     /// The names of the routes that clients take whose ALPN protocols are named here, in the order of the file.
     pub by_alpn: Vec<(Box<[u8]>, Arc<str>)>,
 }
@@ -77,8 +76,12 @@ impl Deref for RouteConditions {
     type Target = Conditions;
 
     fn deref(&self) -> &Conditions {
-        static NONE: Conditions =
-            Conditions { own_of: None, listeners: Vec::new(), from: Vec::new(), by_alpn: Vec::new() };
+        static NONE: Conditions = Conditions {
+            own_of: None,
+            listeners: Vec::new(),
+            sources: SourceRule::EVERYONE,
+            by_alpn: Vec::new(),
+        };
         self.0.as_deref().unwrap_or(&NONE)
     }
 }

@@ -1,5 +1,6 @@
-//! The items and the addresses that a registry may give.
+//! The items and the addresses that a registry may give, and the sources that a listener or a route admits.
 
+use std::fmt;
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 use std::sync::{Arc, LazyLock};
 
@@ -75,9 +76,55 @@ pub fn admits(blocks: &[IpNet], address: IpAddr) -> bool {
     blocks.is_empty() || blocks.iter().any(|block| block.contains(&address))
 }
 
+/// The source addresses that a listener or a route admits.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct SourceRule {
+    /// The blocks that are admitted; empty: all.
+    pub from: Vec<IpNet>,
+    /// The blocks that are refused although `from` has them.
+    pub except: Vec<IpNet>,
+}
+
+impl SourceRule {
+    /// The rule that admits every source.
+    pub const EVERYONE: Self = Self { from: Vec::new(), except: Vec::new() };
+
+    /// Returns true if the rule admits a source.
+    pub fn admits(&self, address: IpAddr) -> bool {
+        admits(&self.from, address) && !self.except.iter().any(|block| block.contains(&address))
+    }
+}
+
+impl fmt::Display for SourceRule {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let list = |blocks: &[IpNet]| blocks.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
+        let from = if self.from.is_empty() { "any".to_owned() } else { list(&self.from) };
+        match self.except.is_empty() {
+            true => f.write_str(&from),
+            false => write!(f, "{from} except {}", list(&self.except)),
+        }
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn an_exception_refuses_sources_that_the_rule_has() {
+        let blocks = |texts: &[&str]| texts.iter().map(|text| text.parse().expect("a block")).collect();
+        let of = |from: &[&str], except: &[&str]| SourceRule { from: blocks(from), except: blocks(except) };
+        let admits = |rule: &SourceRule, ip: &str| rule.admits(ip.parse().expect("an address"));
+        let rule = of(&["10.0.0.0/8"], &["10.1.0.0/16"]);
+        assert!(admits(&rule, "10.0.0.1") && !admits(&rule, "10.1.0.1") && !admits(&rule, "11.0.0.1"));
+        assert_eq!(rule.to_string(), "10.0.0.0/8 except 10.1.0.0/16");
+        let rule = of(&[], &["10.1.0.0/16"]);
+        assert!(admits(&rule, "::1") && !admits(&rule, "10.1.0.1"));
+        assert_eq!(
+            (rule.to_string(), SourceRule::EVERYONE.to_string()),
+            ("any except 10.1.0.0/16".to_owned(), "any".to_owned())
+        );
+    }
 
     #[test]
     fn special_addresses_are_allowed_only_by_blocks_of_their_own() {

@@ -96,10 +96,12 @@ keys! {
         /// Source addresses that may use the route. To other clients the name is unknown, even if a wildcard route matches it; the
         /// log says `source_denied`.
         FROM "from": form::NonEmpty<form::Cidr> => "everyone whom the listener admits";
-        /// Endpoints for clients that offer certain ALPN protocols, by protocol; the first of the client's protocols that is named
-        /// here decides. The other settings of these endpoints have their defaults. If the listener has `alpn`, that list must
-        /// name the protocols too.
-        BY_ALPN "byAlpn": form::MapOf<form::Alpn, AlpnForms> => "none";
+        /// Source addresses that may not use the route, although `from` has them.
+        EXCEPT_FROM "exceptFrom": form::NonEmpty<form::Cidr> => "none";
+        /// Targets of clients that offer certain ALPN protocols, by protocol, in the forms of a route; the first of the client's
+        /// protocols that is named here decides. `from` and `listeners` are those of the route. If the listener has `alpn`, that
+        /// list must name the protocols too.
+        BY_ALPN "byAlpn": form::MapOf<form::Alpn, RouteForms> => "none";
     } + LOAD_BALANCING + HEALTH + EJECTION + CONNECT_TIMEOUT + PANIC + SEND_PROXY_PROTOCOL + MAX_CONNECTION_AGE
 
     /// One endpoint of a route.
@@ -180,23 +182,6 @@ impl Form for RouteForms {
         name: "routeForms",
         expects: "an address with its port (\"10.0.0.1:443\"), a list of them, or a map with `endpoints` or `service`",
         kinds: &[form::Target::KIND, form::NonEmpty::<RouteEndpointForms>::KIND, Kind::Object(Route::OBJECT)],
-    });
-
-    fn read(_: &Node) -> Option<()> {
-        Some(())
-    }
-}
-
-/// The forms of the endpoints for an ALPN protocol; their reader looks at the type of the node.
-#[derive(Debug)]
-pub(crate) struct AlpnForms;
-
-impl Form for AlpnForms {
-    type Value = ();
-    const KIND: Kind = Kind::Union(&Union {
-        name: "alpnForms",
-        expects: "an address with its port (\"10.0.0.1:443\"), or a list of them",
-        kinds: &[form::Target::KIND, form::NonEmpty::<RouteEndpointForms>::KIND],
     });
 
     fn read(_: &Node) -> Option<()> {

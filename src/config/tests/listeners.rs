@@ -20,7 +20,7 @@ fn routes_targets_and_fallbacks_of_listeners_are_routes_with_names() {
         ["a.test", "a.test#acme-tls/1", "edge/a.test", "edge/-", "edge/fallback", "db_1/target"]
     );
     let [common, alpn, ..] = &config.policy.routes[..] else { panic!("six routes") };
-    assert_eq!((common.conditions.own_of.as_deref(), common.conditions.from.len()), (None, 1));
+    assert_eq!((common.conditions.own_of.as_deref(), common.conditions.sources.from.len()), (None, 1));
     assert_eq!(common.conditions.by_alpn, [(b"acme-tls/1"[..].into(), alpn.name.clone())]);
     let RouteTarget::Endpoints { endpoints, .. } = &common.to else { panic!("endpoints") };
     let of = |at: usize| (endpoints[at].is_backup, endpoints[at].connections_max.map(|max| max.get()));
@@ -52,16 +52,16 @@ fn keys_of_listeners_fit_their_protocols() {
     refused(
         "listeners: [{name: a, bind: ':1', routes: {a.b: {endpoints: ['h:1'], listeners: [a]}}}]",
         &[
-            ":1:81: listeners[0].routes[\"a.b\"].listeners: this key is not allowed here; the route applies to this listener only",
+            ":1:81: listeners[0].routes[\"a.b\"].listeners: this key is not allowed here; the place of the target decides on listeners",
         ],
     );
     refused(
         "listeners: [{name: a, bind: ':1', protocol: tcp, from: [::/0], target: {endpoints: ['h:1'], from: [::/0]}}]",
-        &[":1:99: listeners[0].target.from: this key is not allowed here; `from` is a key of the listener"],
+        &[":1:99: listeners[0].target.from: this key is not allowed here; sources are keys of the listener"],
     );
     refused_with(
-        "routes: {a.b: {endpoints: ['h:1'], byAlpn: {h2: {service: c.d}}}}",
-        &[":2:49: routes[\"a.b\"].byAlpn.h2: …expected an address with its port"],
+        "routes: {a.b: {endpoints: ['h:1'], byAlpn: {h2: {endpoints: ['h:2'], from: [::/0]}}}}",
+        &[":2:76: routes[\"a.b\"].byAlpn.h2.from: …it is a key of the route"],
     );
 }
 

@@ -13,7 +13,7 @@ use isthmus_settings::backend::{Backend, backend_of};
 use isthmus_settings::export_tls::AskedBy;
 use isthmus_settings::listener::{Listener, ListenerProtocol};
 use isthmus_settings::route::{Route, RouteTarget};
-use isthmus_settings::scope::admits;
+use isthmus_settings::scope::SourceRule;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::gateway_table::Holder;
 use isthmus_snapshot::listener_routes::ListenerRoutes;
@@ -212,18 +212,18 @@ fn backends_text(backends: &[Backend]) -> String {
 
 /// Returns true if the route admits the source.
 fn admits_source(route: &Route, request: &AdmissionRequest<'_>, trace: &mut impl Trace) -> bool {
-    if route.conditions.from.is_empty() {
+    let sources = &route.conditions.sources;
+    if *sources == SourceRule::EVERYONE {
         return true;
     }
-    let is_admitted = request.source.is_none_or(|source| admits(&route.conditions.from, source));
+    let is_admitted = request.source.is_none_or(|source| sources.admits(source));
     trace.step(|| {
-        let list = route.conditions.from.iter().map(ToString::to_string).collect::<Vec<_>>().join(", ");
         let verdict = match request.source {
             None => "not checked: no source address was given",
             Some(_) if is_admitted => "the source matches",
             Some(_) => "the source does not match, and the client is told that the name is unknown",
         };
-        format!("the route admits the sources {list} ({verdict})")
+        format!("the route admits the sources {sources} ({verdict})")
     });
     is_admitted
 }
