@@ -28,6 +28,12 @@ impl Directive {
         self.block.as_deref().unwrap_or_default()
     }
 
+    /// Sets the line of the directive and of all in it: that of the line which includes its file.
+    pub(super) fn move_to(&mut self, line: usize) {
+        self.line = line;
+        self.block.iter_mut().flatten().for_each(|inner| inner.move_to(line));
+    }
+
     /// Returns the words as they appear in a remark.
     pub(super) fn quoted(&self) -> String {
         format!("`{}`", self.words.join(" "))

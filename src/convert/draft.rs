@@ -5,6 +5,7 @@ use std::fmt::Write as _;
 
 use serde_json::json;
 
+use super::sources::Written;
 use super::values::covering;
 use isthmus_api::text::clean;
 use isthmus_model::address::Bind;
@@ -56,10 +57,9 @@ pub(super) struct Listener {
     pub(super) proxy_from: Vec<String>,
     /// The value of `hello.timeout`.
     pub(super) hello_timeout: Option<String>,
-    /// The value of `from`; empty: none.
-    pub(super) from: Vec<String>,
-    /// The address for first bytes that are not TLS, with its line.
-    pub(super) fallback: Option<(usize, String)>,
+    pub(super) sources: Written,
+    /// The target of connections whose first bytes are not TLS.
+    pub(super) fallback: Option<Target>,
     /// The target of a listener of protocol `tcp`; `None`: the listener routes by name.
     pub(super) target: Option<Target>,
 }
@@ -67,16 +67,15 @@ pub(super) struct Listener {
 impl Listener {
     /// Makes a listener that routes by name and lets every source in.
     pub(super) fn new((owner, line): (usize, usize), name: String, bind: Bind, proxy: bool) -> Self {
-        let (proxy_from, from) = (Vec::new(), Vec::new());
         Self {
             line,
             owner,
             name,
             bind,
             proxy,
-            proxy_from,
+            proxy_from: Vec::new(),
             hello_timeout: None,
-            from,
+            sources: Written::default(),
             fallback: None,
             target: None,
         }
@@ -106,6 +105,13 @@ pub(super) struct Endpoint {
     pub(super) connections_max: Option<u32>,
 }
 
+impl Endpoint {
+    /// Returns true if the address is a name of SRV records, which have the ports.
+    pub(super) fn is_srv(&self) -> bool {
+        self.address.starts_with('_') && !self.address.contains(':')
+    }
+}
+
 /// The settings of active health checks.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(super) struct Health {
@@ -115,6 +121,8 @@ pub(super) struct Health {
     pub(super) healthy_after: Option<u32>,
     /// The server name of the ClientHello of a check.
     pub(super) tls: Option<String>,
+    /// True if a check of the original sends a ClientHello without a server name: that of a route has the route's name.
+    pub(super) is_nameless: bool,
 }
 
 /// The settings of a route, which come from a backend.
@@ -132,10 +140,17 @@ pub(super) struct Target {
 }
 
 impl Target {
-    /// Returns true if more than the addresses of its endpoints is set, apart from the policy.
-    pub(super) fn has_settings(&self) -> bool {
-        let is_plain = |one: &Endpoint| one.weight == 1 && !one.backup && one.connections_max.is_none();
-        self.send_proxy.is_some() || self.health.is_some() || !self.endpoints.iter().all(is_plain)
+    /// Returns the only endpoint, if nothing but its address is set.
+    fn plain(&self) -> Option<&Endpoint> {
+        let [endpoint] = &self.endpoints[..] else { return None };
+        let has_settings =
+            self.send_proxy.is_some() || self.health.is_some() || self.connect_timeout.is_some();
+        let is_plain = !has_settings
+            && endpoint.weight == 1
+            && !endpoint.backup
+            && !endpoint.is_srv()
+            && endpoint.connections_max.is_none();
+        is_plain.then_some(endpoint)
     }
 }
 
@@ -147,12 +162,13 @@ pub(super) struct Route {
     /// The names of the listeners on which the route applies.
     pub(super) listeners: Vec<String>,
     pub(super) target: Target,
-    /// The value of `from`; empty: none.
-    pub(super) from: Vec<String>,
-    /// The addresses for ALPN protocols.
-    pub(super) by_alpn: Vec<(String, Vec<String>)>,
+    pub(super) sources: Written,
+    /// The targets for ALPN protocols.
+    pub(super) by_alpn: Vec<(String, Target)>,
     /// True if the route is one of its listeners' own, because another listener sends the same name elsewhere.
     pub(super) is_own: bool,
+    /// True if the route admits nobody, so that its clients do not take a wider route.
+    pub(super) is_closed: bool,
 }
 
 /// The value of `limits.perSource`.
@@ -209,6 +225,15 @@ fn all_quoted(texts: &[String]) -> String {
     format!("[{}]", texts.iter().map(|text| quoted(text)).collect::<Vec<_>>().join(", "))
 }
 
+/// Writes the keys of the sources of a listener or a route.
+fn sources(written: &Written, indent: usize, text: &mut String) {
+    for (key, blocks) in [("from", &written.from), ("exceptFrom", &written.except)] {
+        if !blocks.is_empty() {
+            let _ = writeln!(text, "{:indent$}{key}: {}", "", all_quoted(blocks));
+        }
+    }
+}
+
 /// Returns the members of a map in braces that have a value.
 fn members<const N: usize>(all: [(&str, Option<String>); N]) -> String {
     let all = all.into_iter().filter_map(|(key, value)| Some(format!("{key}: {}", value?)));
@@ -218,7 +243,7 @@ fn members<const N: usize>(all: [(&str, Option<String>); N]) -> String {
 impl Route {
     /// Returns true if another route sends the same clients to the same endpoints.
     fn is_like(&self, other: &Self) -> bool {
-        (&self.target, &self.from, &self.by_alpn) == (&other.target, &other.from, &other.by_alpn)
+        (&self.target, &self.sources, &self.by_alpn) == (&other.target, &other.sources, &other.by_alpn)
     }
 }
 
@@ -281,6 +306,12 @@ impl Draft {
         self.routes.retain(|route| !route.listeners.is_empty());
         self.remarks.sort();
         self.remarks.dedup();
+    }
+
+    /// Returns true if a client of the listeners can reach an endpoint.
+    pub(super) fn reaches_something(&self) -> bool {
+        self.routes.iter().any(|route| !route.is_closed)
+            || self.listeners.iter().any(|listener| listener.target.is_some() || listener.fallback.is_some())
     }
 
     /// Writes a comment for each thing that is left out of a part of the config.
@@ -348,9 +379,7 @@ impl Draft {
         if listener.target.is_some() {
             text.push_str("    protocol: tcp\n");
         }
-        if !listener.from.is_empty() {
-            let _ = writeln!(text, "    from: {}", all_quoted(&listener.from));
-        }
+        sources(&listener.sources, 4, text);
         if listener.proxy {
             let all = ["0.0.0.0/0".to_owned(), "::/0".to_owned()];
             let from = if listener.proxy_from.is_empty() { &all[..] } else { &listener.proxy_from };
@@ -359,12 +388,11 @@ impl Draft {
         if let Some(timeout) = &listener.hello_timeout {
             let _ = writeln!(text, "    hello: {{timeout: {timeout}}}");
         }
-        if let Some((line, address)) = &listener.fallback {
-            let _ = writeln!(text, "    fallback: {}  # line {line}", quoted(address));
+        if let Some(target) = &listener.fallback {
+            self.member("fallback", target, 4, text);
         }
         if let Some(target) = &listener.target {
-            let _ = writeln!(text, "    target:  # backend {}", clean(&target.backend));
-            self.target(target, 6, text);
+            self.member("target", target, 4, text);
         }
         let mut own =
             self.routes.iter().filter(|route| route.is_own && route.listeners.contains(&listener.name));
@@ -376,23 +404,36 @@ impl Draft {
 
     fn route(&self, route: &Route, indent: usize, text: &mut String) {
         let target = &route.target;
-        let (key, backend) = (quoted(&route.key), clean(&target.backend));
-        let _ = writeln!(text, "{:indent$}{key}:  # line {}, backend {backend}", "", route.line);
+        let key = quoted(&route.key);
+        let to = if route.is_closed {
+            "for nobody".to_owned()
+        } else {
+            format!("backend {}", clean(&target.backend))
+        };
+        let _ = writeln!(text, "{:indent$}{key}:  # line {}, {to}", "", route.line);
         self.target(target, indent + 2, text);
-        if !route.from.is_empty() {
-            let _ = writeln!(text, "{:indent$}  from: {}", "", all_quoted(&route.from));
-        }
+        sources(&route.sources, indent + 2, text);
         if !route.by_alpn.is_empty() {
-            let each = route
-                .by_alpn
-                .iter()
-                .map(|(protocol, all)| format!("{}: {}", quoted(protocol), all_quoted(all)));
-            let _ = writeln!(text, "{:indent$}  byAlpn: {{{}}}", "", each.collect::<Vec<_>>().join(", "));
+            let _ = writeln!(text, "{:indent$}  byAlpn:", "");
+            for (protocol, target) in &route.by_alpn {
+                self.member(&quoted(protocol), target, indent + 4, text);
+            }
         }
         // A route without `listeners` applies to all listeners.
         let by_name = self.listeners.iter().filter(|listener| listener.target.is_none()).count();
         if !route.is_own && route.listeners.len() < by_name {
             let _ = writeln!(text, "{:indent$}  listeners: {}", "", all_quoted(&route.listeners));
+        }
+    }
+
+    /// Writes a key with a target: its address alone, or its endpoints and settings.
+    fn member(&self, key: &str, target: &Target, indent: usize, text: &mut String) {
+        if let Some(endpoint) = target.plain() {
+            let (address, line) = (quoted(&endpoint.address), endpoint.line);
+            let _ = writeln!(text, "{:indent$}{key}: {address}  # line {line}", "");
+        } else {
+            let _ = writeln!(text, "{:indent$}{key}:  # backend {}", "", clean(&target.backend));
+            self.target(target, indent + 2, text);
         }
     }
 
@@ -402,7 +443,7 @@ impl Draft {
         for endpoint in &target.endpoints {
             let (address, line, name) = (quoted(&endpoint.address), endpoint.line, clean(&endpoint.name));
             let all = members([
-                ("address", Some(address)),
+                (if endpoint.is_srv() { "srv" } else { "address" }, Some(address)),
                 ("weight", (endpoint.weight != 1).then(|| endpoint.weight.to_string())),
                 ("maxConnections", endpoint.connections_max.map(|max| max.to_string())),
                 ("backup", endpoint.backup.then(|| "true".to_owned())),

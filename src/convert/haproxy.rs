@@ -3,16 +3,18 @@
 
 mod backend;
 mod bind;
+mod computed;
 mod conditions;
 mod frontend;
 mod needless;
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
+use super::Read;
 use super::draft::{Draft, Fate};
-use super::rules::Lead;
 use super::values::{bind_address, connections, milliseconds, positive, time};
 use super::words::{Line, Section, sections};
+use backend::Destination;
 use isthmus_model::address::Bind;
 use needless::{never_refuses, why_not_needed};
 
@@ -26,6 +28,8 @@ struct Defaults {
     maxconn: Option<Line>,
     timeout_check: Option<Line>,
     server: Vec<Line>,
+    /// True if checks send a ClientHello, by `option ssl-hello-chk`.
+    checks_hello: bool,
     /// Lines that are not understood: each could refuse every client of a section below.
     unread: Vec<usize>,
 }
@@ -38,13 +42,13 @@ struct Backend<'a> {
 
 struct Conversion<'a> {
     /// Reads a file that the config names, such as a map.
-    read: &'a dyn Fn(&str) -> Option<String>,
+    read: Read<'a>,
     draft: Draft,
     backends: BTreeMap<String, Backend<'a>>,
     /// The result of each backend, by its name.
-    leads: BTreeMap<String, Lead>,
-    /// True if the file has a backend that is not served.
-    has_closed_backend: bool,
+    destinations: BTreeMap<String, Destination>,
+    /// The names of backends that are not served.
+    closed_backends: BTreeSet<String>,
     /// The addresses of all frontends. An endpoint with such an address would connect the gateway to itself.
     own: Vec<Bind>,
     global_maxconn: bool,
@@ -52,14 +56,14 @@ struct Conversion<'a> {
 }
 
 /// Converts a file; `read` reads the files that it names.
-pub(super) fn convert_with(text: &str, read: &dyn Fn(&str) -> Option<String>) -> Draft {
+pub(super) fn convert_with(text: &str, read: Read<'_>) -> Draft {
     let (sections, faults) = sections(text);
     let mut conversion = Conversion {
         read,
         draft: Draft::default(),
         backends: BTreeMap::new(),
-        leads: BTreeMap::new(),
-        has_closed_backend: false,
+        destinations: BTreeMap::new(),
+        closed_backends: BTreeSet::new(),
         own: Vec::new(),
         global_maxconn: false,
         frontends: 0,
@@ -133,7 +137,7 @@ impl<'a> Conversion<'a> {
                 self.draft.claims.extend(bind::claims(section));
             }
             if self.has_fatal_fault(section) {
-                self.has_closed_backend = true;
+                self.closed_backends.insert(section.name().to_owned());
                 continue;
             }
             match section.kind() {
@@ -151,7 +155,8 @@ impl<'a> Conversion<'a> {
                         frontends.push((section, inherited));
                     }
                 }
-                kind @ ("frontend" | "listen" | "backend") => self.has_closed_backend |= kind != "frontend",
+                "listen" | "backend" => _ = self.closed_backends.insert(section.name().to_owned()),
+                "frontend" => {}
                 _ => {
                     let text = format!("the section {} has no counterpart", section.title());
                     self.not_converted(section.head.number, text);
@@ -213,6 +218,12 @@ impl<'a> Conversion<'a> {
             return false;
         }
         let is_http = is_http(section, inherited);
+        let has = |word: &str| section.lines.iter().any(|line| line.words[0] == word);
+        if is_http && has("stats") && !has("server") && !has("use_backend") && !has("default_backend") {
+            let text = format!("{title} shows statistics; `isthmus top` and the dashboard do");
+            self.draft.remark(line, Fate::NotNeeded, text);
+            return false;
+        }
         if is_http {
             let text =
                 format!("{title} has `mode http`, but isthmus passes TLS through without terminating it");
@@ -260,6 +271,7 @@ impl<'a> Conversion<'a> {
                 ["maxconn", _] => defaults.maxconn = Some(line.clone()),
                 ["timeout", "check", _] => defaults.timeout_check = Some(line.clone()),
                 ["default-server", ..] => defaults.server.push(line.clone()),
+                ["option", "ssl-hello-chk"] => defaults.checks_hello = true,
                 _ => {
                     if !self.timeout(line) && self.other(line) {
                         defaults.unread.push(line.number);

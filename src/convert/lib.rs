@@ -3,14 +3,17 @@
 //!
 //! - `haproxy`: the sections of HAProxy's configuration. `servers`: its servers. `values`, `words`: its syntax.
 //! - `nginx`: the `stream` block of nginx. `sniproxy`: the tables of sniproxy. `blocks`: their syntax.
-//! - `rules`: what each of them does with a connection. `names`, `sources`: sets of clients. `site`: listeners and routes of the rules.
-//! - `draft`: the config that results.
+//! - `rules`: what each of them does with a connection. `names`, `sources`: sets of clients. `expressions`: regular expressions that mean
+//!   names. `site`: listeners and routes of the rules.
+//! - `draft`: the config that results. `others`: programs whose configs have no conversion.
 
 mod blocks;
 mod draft;
+mod expressions;
 mod haproxy;
 mod names;
 mod nginx;
+mod others;
 mod rules;
 mod servers;
 mod site;
@@ -19,7 +22,7 @@ mod sources;
 mod values;
 mod words;
 
-use std::io::{Read, Write};
+use std::io::{Read as _, Write};
 use std::path::{Path, PathBuf};
 
 use blocks::{End, parse};
@@ -29,6 +32,11 @@ use isthmus_console::failure::Failure;
 
 /// The largest file that is read, in bytes.
 const FILE_BYTES_MAX: u64 = 16 << 20;
+/// The largest number of files that a name with `*` stands for.
+const MATCHES_MAX: usize = 1_000;
+
+/// Reads a file that the config names; `None` if it cannot be read.
+type Read<'r> = &'r dyn Fn(&str) -> Option<String>;
 
 /// The examples in the help of the command.
 pub const EXAMPLES: &str = "Examples:
@@ -59,6 +67,9 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let file = arguments.file.display().to_string();
     let text =
         read(&arguments.file).map_err(|error| Failure::Wrong(format!("cannot read {file}: {error}")))?;
+    if let Some(other) = others::of(&text).filter(|_| !is_readable(&text)) {
+        return Err(Failure::Wrong(format!("{file}: this looks like {other}")));
+    }
     let draft = converted(&text, &|named| read_named(&arguments.file, named));
     let name =
         arguments.file.file_name().map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
@@ -82,6 +93,12 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
             "{file}: no section of mode tcp, no server of a `stream` block and no listener of sniproxy can be converted"
         )));
     }
+    if !draft.reaches_something() {
+        return Err(Failure::Wrong(format!(
+            "{file}: no client can reach anything by this config, {}",
+            why_nothing(&draft)
+        )));
+    }
     let is_whole = draft.remarks.iter().all(|remark| remark.fate != Fate::NotConverted);
     if is_whole || arguments.partial {
         return Ok(());
@@ -92,6 +109,17 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
          `--partial` to accept this"
     );
     Err(Failure::Reported)
+}
+
+/// Returns why a draft leads nowhere.
+fn why_nothing(draft: &Draft) -> String {
+    let lost = draft.remarks.iter().filter(|remark| remark.fate == Fate::NotConverted);
+    match lost.map(|remark| remark.line).next() {
+        Some(line) => {
+            format!("because all that leads somewhere was left out; begin with line {line} in the list above")
+        }
+        None => "because no rule of the original leads to a server".to_owned(),
+    }
 }
 
 /// Returns the config that a text is converted to, without the files that it names; `None` if it has no listener.
@@ -125,22 +153,55 @@ fn program_of(text: &str) -> Program {
     }
 }
 
+/// Returns true if a text has sections or blocks of a program that is converted.
+fn is_readable(text: &str) -> bool {
+    program_of(text) != Program::HaProxy || !words::sections(text).0.is_empty()
+}
+
 /// Converts a text. `read` returns the content of a file that the text names.
-fn converted(text: &str, read: &dyn Fn(&str) -> Option<String>) -> Draft {
+fn converted(text: &str, read: Read<'_>) -> Draft {
     let mut draft = match program_of(text) {
         Program::HaProxy => haproxy::convert_with(text, read),
-        Program::Nginx => nginx::convert(text),
+        Program::Nginx => nginx::convert_with(text, read),
         Program::SniProxy => sniproxy::convert(text),
     };
     draft.settle();
     draft
 }
 
-/// Reads a file that another one names: where that one says, and then beside it.
+/// Reads a file that another one names: where that one says, and then beside it. Of a name with `*` at its end, all files are read.
 fn read_named(file: &Path, named: &str) -> Option<String> {
-    let beside = file.parent().map(|folder| folder.join(Path::new(named).file_name().unwrap_or_default()));
-    let places = [Some(PathBuf::from(named)), file.parent().map(|folder| folder.join(named)), beside];
-    places.into_iter().flatten().find_map(|path| read(&path).ok())
+    let named = Path::new(named);
+    let name = named.file_name().unwrap_or_default();
+    let folder = file.parent();
+    // The last folder too, as in `maps/hosts.map` of a copy of /etc/haproxy.
+    let last = named.parent().and_then(Path::file_name).unwrap_or_default();
+    let beside = [folder.map(|folder| folder.join(last).join(name)), folder.map(|folder| folder.join(name))];
+    let places = [Some(named.to_owned()), folder.map(|folder| folder.join(named))].into_iter().chain(beside);
+    places.flatten().find_map(|path| match name.to_string_lossy().split_once('*') {
+        Some((before, after)) => read_all(path.parent()?, before, after),
+        None => read(&path).ok(),
+    })
+}
+
+/// Reads all files of a folder whose names begin and end so, in the order of their names.
+fn read_all(folder: &Path, before: &str, after: &str) -> Option<String> {
+    let mut paths = Vec::new();
+    for entry in std::fs::read_dir(folder).ok()? {
+        if paths.len() == MATCHES_MAX {
+            return None;
+        }
+        let path = entry.ok()?.path();
+        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let is_match = name.strip_prefix(before).is_some_and(|rest| rest.ends_with(after));
+        // As in a shell, `*` matches no hidden file.
+        if is_match && !(name.starts_with('.') && before.is_empty()) && path.is_file() {
+            paths.push(path);
+        }
+    }
+    paths.sort();
+    let texts = paths.iter().map(|path| read(path).ok()).collect::<Option<Vec<String>>>()?;
+    Some(texts.join("\n"))
 }
 
 fn read(path: &Path) -> std::io::Result<String> {

@@ -76,9 +76,25 @@ impl Pattern {
     pub(super) fn new(how: How, text: &str) -> Self {
         let text = text.to_ascii_lowercase();
         let text = if how == How::Labels { text.trim_matches('.').to_owned() } else { text };
-        let bare = text.strip_prefix('.').filter(|_| how == How::End).unwrap_or(&text);
-        let has_keys = host_name(bare).is_ok_and(|name| name.as_str() == bare);
+        let bare = text.strip_prefix('.').filter(|_| [How::End, How::Part].contains(&how)).unwrap_or(&text);
+        // The beginning or a part of names is a name only if it looks like one.
+        let is_whole = ![How::Start, How::Part].contains(&how) || bare.contains('.');
+        let has_keys = is_whole && host_name(bare).is_ok_and(|name| name.as_str() == bare);
         Self { how, text, has_keys }
+    }
+
+    /// Returns true if the pattern may match any name.
+    pub(super) fn is_unknown(&self) -> bool {
+        self.how == How::Other
+    }
+
+    /// Returns true if the pattern matches the names of its keys and no others.
+    pub(super) fn is_exact(&self) -> bool {
+        match self.how {
+            How::Nameless | How::Any | How::Name => true,
+            How::End => self.text.starts_with('.'),
+            How::Labels | How::Start | How::Part | How::Other => false,
+        }
     }
 
     /// Makes the pattern of the names below this one.
@@ -93,13 +109,13 @@ impl Pattern {
             How::Nameless => vec![Key::Nameless],
             How::Any => vec![Key::Named],
             _ if !self.has_keys => Vec::new(),
-            How::Name => vec![Key::Exact(text())],
-            How::End => match self.text.strip_prefix('.') {
+            How::Name | How::Start => vec![Key::Exact(text())],
+            How::End | How::Part => match self.text.strip_prefix('.') {
                 Some(name) => vec![Key::Below(name.to_owned())],
                 None => vec![Key::Exact(text()), Key::Below(text())],
             },
             How::Labels => vec![Key::Exact(text()), Key::Below(text())],
-            How::Start | How::Part | How::Other => Vec::new(),
+            How::Other => Vec::new(),
         }
     }
 
@@ -138,50 +154,9 @@ fn has_labels(name: &str, text: &str) -> bool {
     !text.is_empty() && format!(".{name}.").contains(&format!(".{text}."))
 }
 
-/// The largest numbers of groups in a regular expression, and of patterns that it stands for.
-const GROUPS_MAX: usize = 4;
-const PATTERNS_MAX: usize = 16;
-
-/// Returns the patterns without groups that a regular expression stands for: `^a\.test$` and `^b\.test$` for `^(a|b)\.test$`. Returns
-/// `None` if a group repeats or contains another one, or if the patterns are too many.
-pub(super) fn without_groups(expression: &str) -> Option<Vec<String>> {
-    if expression.matches('(').count() > GROUPS_MAX {
-        return None;
-    }
-    let Some((before, rest)) = expression.split_once('(') else { return Some(vec![expression.to_owned()]) };
-    let (group, after) = rest.split_once(')')?;
-    let (is_optional, after) = after.strip_prefix('?').map_or((false, after), |after| (true, after));
-    if group.contains('(') || after.starts_with(['*', '+', '{']) {
-        return None;
-    }
-    let alternatives = group.strip_prefix("?:").unwrap_or(group).split('|');
-    let mut all = Vec::new();
-    for alternative in alternatives.chain(is_optional.then_some("")) {
-        all.extend(without_groups(&format!("{before}{alternative}{after}"))?);
-    }
-    (all.len() <= PATTERNS_MAX).then_some(all)
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn groups_of_alternatives_are_patterns_of_their_own() {
-        let of = |expression: &str| without_groups(expression).map(|all| all.join(" "));
-        for (expression, wanted) in [
-            ("^a$", Some("^a$")),
-            ("^(a|b)\\.(?:x|y)$", Some("^a\\.x$ ^a\\.y$ ^b\\.x$ ^b\\.y$")),
-            ("^(www\\.)?a$", Some("^www\\.a$ ^a$")),
-            ("^(a)*$", None),
-            ("^((a))$", None),
-            ("(a|b)(a|b)(a|b)(a|b)(a|b)", None),
-            ("(1|2|3|4|5)(1|2|3|4)", None),
-            ("^(a", None),
-        ] {
-            assert_eq!(of(expression).as_deref(), wanted, "{expression}");
-        }
-    }
 
     #[test]
     fn a_pattern_matches_all_some_or_none_of_the_clients_of_a_key() {
@@ -204,6 +179,8 @@ mod tests {
             (How::Labels, "a", below("a.test"), Share::All),
             (How::Labels, "a", below("test"), Share::Some),
             (How::Start, "mail.", exact("mail.test"), Share::All),
+            (How::Part, "a.test", below("a.test"), Share::All),
+            (How::Part, "a.test", below("test"), Share::Some),
             (How::Start, "mail.", below("test"), Share::Some),
             (How::Part, "a", below("b.test"), Share::Some),
             (How::Part, "a", below("a.test"), Share::All),

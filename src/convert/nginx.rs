@@ -9,6 +9,7 @@ mod upstreams;
 use std::collections::BTreeMap;
 use std::net::Ipv6Addr;
 
+use super::Read;
 use super::blocks::{Directive, End, parse};
 use super::draft::{Claim, Draft, Fate, Listener, Place, merge};
 use super::rules::{Lead, Rule, Then, When};
@@ -69,9 +70,46 @@ const HARMLESS: &[&str] = &[
     "resolver",
 ];
 
-/// Converts a file.
-pub(super) fn convert(text: &str) -> Draft {
-    let (all, faults) = parse(text, End::Semicolon);
+/// The deepest nesting of files that include one another.
+const INCLUDES_MAX: usize = 8;
+
+/// Puts the directives of files in place of the `include` directives that name them, with the lines of these directives. An `include`
+/// of a file that cannot be read stays.
+fn with_included(
+    all: Vec<Directive>,
+    read: Read<'_>,
+    depth: usize,
+    faults: &mut Vec<(usize, String)>,
+) -> Vec<Directive> {
+    let mut whole = Vec::new();
+    for directive in all {
+        let text = match &directive.words[..] {
+            [name, path] if name == "include" && depth < INCLUDES_MAX => read(path),
+            _ => None,
+        };
+        let Some(text) = text else {
+            let block = directive.block.map(|inner| match directive.words[0].as_str() {
+                "http" | "mail" => inner,
+                _ => with_included(inner, read, depth, faults),
+            });
+            whole.push(Directive { block, ..directive });
+            continue;
+        };
+        let (mut inner, of_file) = parse(&text, End::Semicolon);
+        inner.iter_mut().for_each(|one| one.move_to(directive.line));
+        let path = &directive.words[1];
+        faults.extend(
+            of_file.into_iter().map(|(line, fault)| (directive.line, format!("{path}:{line}: {fault}"))),
+        );
+        whole.extend(with_included(inner, read, depth + 1, faults));
+    }
+    whole
+}
+
+/// Converts a file; `read` reads the files that it includes.
+pub(super) fn convert_with(text: &str, read: Read<'_>) -> Draft {
+    let (all, mut faults) = parse(text, End::Semicolon);
+    let all = with_included(all, read, 0, &mut faults);
     let mut conversion = Conversion::default();
     for (line, fault) in faults {
         conversion.draft.remark(line, Fate::NotConverted, fault);
@@ -136,8 +174,10 @@ struct Server<'s> {
     leads: Vec<Lead>,
     /// True if a variable of the hello is read.
     reads_hello: bool,
-    /// True if a rule is about clients that do not speak TLS.
-    has_fallback: bool,
+    /// The port of all its listeners; `None` if they have several.
+    port: Option<u16>,
+    /// The number of variables that are being read within one another.
+    depth: usize,
 }
 
 impl<'a> Conversion<'a> {
@@ -161,10 +201,8 @@ impl<'a> Conversion<'a> {
             "http" | "mail" => {
                 self.not_converted(line, format!("the block {quoted}: isthmus passes TLS and TCP through"))
             }
-            "include" => self.not_converted(
-                line,
-                format!("{quoted}: convert a file that has this one in place of the line"),
-            ),
+            "include" => self
+                .not_converted(line, format!("{quoted}: the file cannot be read, and could refuse clients")),
             _ => self.not_converted(line, format!("{quoted} has no counterpart, and could refuse clients")),
         }
         true
@@ -314,10 +352,12 @@ impl<'a> Conversion<'a> {
             connect_timeout: settings.connect_timeout.as_ref(),
             send_proxy: settings.send_proxy,
             hides_sources,
+            port: listeners.first().map(|listener| port_of(listener.bind)),
             ..Server::default()
         };
-        self.rules_of(pass.line, &pass.words[1], When::Always, 0, &mut plan);
-        let Server { choices, leads, reads_hello, has_fallback, .. } = plan;
+        plan.port = plan.port.filter(|port| listeners.iter().all(|listener| port_of(listener.bind) == *port));
+        self.rules_of(pass.line, &pass.words[1], When::Always, &mut plan);
+        let Server { choices, leads, reads_hello, .. } = plan;
         if reads_hello && !settings.reads_hello {
             self.not_converted(
                 server.line,
@@ -337,7 +377,6 @@ impl<'a> Conversion<'a> {
             choices,
             leads,
             is_raw: !reads_hello,
-            has_fallback,
         };
         site.place(&mut self.draft);
     }
@@ -410,7 +449,7 @@ impl<'a> Conversion<'a> {
             self.claims(server.inner());
             for listen in server.inner().iter().filter(|one| one.name() == "listen") {
                 let has = |word: &str| listen.words.iter().any(|one| one == word);
-                let address = listen.words.get(1).filter(|_| !has("udp"));
+                let address = listen.words.get(1).filter(|_| !has("udp") && !has("quic"));
                 let bind = address.and_then(|text| listen_address(text, !has("ipv6only=off")));
                 let claim = bind.map(|bind| Claim { owner: server.line, bind, proxy: has("proxy_protocol") });
                 self.draft.claims.extend(claim);

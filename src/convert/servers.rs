@@ -7,7 +7,7 @@ use super::values::{milliseconds, time};
 use super::words::Line;
 
 /// The parameters of a `server` line that have a value and are not converted.
-const VALUED: [&str; 39] = [
+const VALUED: [&str; 36] = [
     "addr",
     "agent-addr",
     "agent-inter",
@@ -25,7 +25,6 @@ const VALUED: [&str; 39] = [
     "error-limit",
     "fastinter",
     "id",
-    "init-addr",
     "init-state",
     "maxqueue",
     "minconn",
@@ -40,8 +39,6 @@ const VALUED: [&str; 39] = [
     "proto",
     "proxy-v2-options",
     "redir",
-    "resolve-prefer",
-    "resolvers",
     "slowstart",
     "sni",
     "source",
@@ -119,6 +116,11 @@ impl ServerSettings {
                     self.switches.remove(word.trim_start_matches("no-"));
                     false
                 }
+                "resolvers" | "init-addr" | "resolve-prefer" => {
+                    let text = format!("`{word} {value}`: a name is looked up again when its TTL has passed");
+                    draft.remark(line.number, Fate::NotNeeded, text);
+                    true
+                }
                 word => {
                     let takes = VALUED.contains(&word);
                     let value = if takes { format!(" {value}") } else { String::new() };
@@ -137,11 +139,16 @@ impl ServerSettings {
         self.switches.contains(switch)
     }
 
-    /// Returns the settings of checks, with the timeout of the backend; `None`: there are none. A ClientHello needs both
-    /// parameters, `check-ssl` and `check-sni`.
+    /// Returns the settings of checks, with the timeout of the backend; `None`: there are none. `check-sni` needs `check-ssl`.
     pub(super) fn health(&self, timeout: Option<&String>) -> Option<Health> {
         let tls = self.health.tls.clone().filter(|_| self.is("check-ssl"));
-        self.is("check").then(|| Health { timeout: timeout.cloned(), tls, ..self.health.clone() })
+        let is_nameless = tls.is_none() && (self.health.is_nameless || self.is("check-ssl"));
+        self.is("check").then(|| Health {
+            timeout: timeout.cloned(),
+            tls,
+            is_nameless,
+            ..self.health.clone()
+        })
     }
 
     /// Returns the value of `sendProxyProtocol`. With both parameters, HAProxy sends version 2.
@@ -167,7 +174,7 @@ impl Default for ServerSettings {
             timeout: None,
             unhealthy_after: Some(3),
             healthy_after: Some(2),
-            tls: None,
+            ..Health::default()
         };
         Self { switches: BTreeSet::new(), health, weight: 1, connections_max: None }
     }

@@ -28,8 +28,6 @@ pub(super) struct Site {
     pub(super) leads: Vec<Lead>,
     /// True if no hello is read.
     pub(super) is_raw: bool,
-    /// True if the original distinguishes clients that do not speak TLS.
-    pub(super) has_fallback: bool,
 }
 
 /// The route of a key, before the routes of other keys are looked at.
@@ -69,6 +67,8 @@ struct Losses {
     further: BTreeMap<usize, Vec<String>>,
     /// Versions of TLS that are led elsewhere, by the line of the rule.
     versions: BTreeMap<usize, Vec<String>>,
+    /// Protocols of which the original prefers the first rule, and a route the client's first one, by the line of that rule.
+    preferences: BTreeMap<usize, Vec<String>>,
     /// The lines of rules that have a part in a route, or one of the losses above.
     used: BTreeSet<usize>,
 }
@@ -102,6 +102,13 @@ impl Losses {
         for (line, keys) in &self.versions {
             let text = format!("{}: a route does not depend on the version of TLS", names_of(keys));
             draft.remark(*line, Fate::NotConverted, text);
+        }
+        for (line, protocols) in &self.preferences {
+            let text = format!(
+                "of several protocols that a client offers, the original takes the first rule, and `byAlpn` the client's first one of {}",
+                names_of(protocols)
+            );
+            draft.remark(*line, Fate::Differs, text);
         }
     }
 }
@@ -180,10 +187,10 @@ impl Site {
                 "the sources that this rule leads elsewhere are left out, because a listener has one target";
             draft.leave_out(Place::Listeners, other.line, text.to_owned());
         }
-        let target = self.target(number, draft);
+        let target = self.target(number, None, draft);
         for listener in &mut listeners {
             listener.target.clone_from(&target);
-            listener.from = from(&is.admitted, sources);
+            listener.sources = is.admitted.written(sources);
         }
         if is.admitted == *sources {
             let text = "every source may use this port, as in the original; set `from` of the listener";
@@ -204,10 +211,10 @@ impl Site {
         let protocols = self.protocols();
         let by = (if self.has_versions() { &VERSIONS[1..] } else { &[] }, &protocols[..]);
         let mut losses = Losses::default();
-        let mut ways: Vec<Way<'_>> =
+        let ways: Vec<Way<'_>> =
             lines_of.keys().map(|key| self.way(key, phases, sources, by, &mut losses)).collect();
         losses.remark(draft);
-        self.close(&mut ways, &lines_of, draft);
+        let closed = self.closed(&ways, &lines_of, draft);
         self.unused(&ways, &losses.used, draft);
         let routed: BTreeMap<Key, usize> = ways
             .iter()
@@ -234,47 +241,71 @@ impl Site {
         let mut admitted = routes.iter().fold(Sources::default(), |all, way| all.union(&way.admitted));
         let fallback = self.fallback(phases, sources, &mut admitted, draft);
         for listener in &mut listeners {
-            listener.from = if admitted.is_none() { Vec::new() } else { from(&admitted, sources) };
+            listener.sources = if admitted.is_none() { <_>::default() } else { admitted.written(sources) };
             listener.fallback.clone_from(&fallback);
         }
         let names: Vec<String> = listeners.iter().map(|listener| listener.name.clone()).collect();
         draft.listeners.append(&mut listeners);
         for way in routes {
             let Some((number, rule)) = way.picked else { continue };
-            let Some(target) = self.target(number, draft) else { continue };
+            let Some(target) = self.target(number, Some(&way.key), draft) else { continue };
             let by_alpn: Vec<_> = way
                 .by_alpn
                 .iter()
-                .filter_map(|(protocol, number)| {
-                    let target = self.target(*number, draft)?;
-                    if let (true, Some(endpoint)) = (target.has_settings(), target.endpoints.first()) {
-                        let text = format!(
-                            "`byAlpn` has addresses alone: the PROXY header, checks, weights and limits of {} are not in the config",
-                            target.backend
-                        );
-                        draft.remark(endpoint.line, Fate::NotConverted, text);
-                    }
-                    let addresses = target.endpoints.into_iter().map(|endpoint| endpoint.address).collect();
-                    Some((protocol.clone(), addresses))
-                })
+                .filter_map(|(protocol, number)| Some((protocol.clone(), self.target(*number, None, draft)?)))
                 .collect();
             draft.place(Route {
                 line: rule.line,
                 key: way.key.text(),
                 listeners: names.clone(),
                 target,
-                from: from(&way.admitted, &admitted),
+                sources: way.admitted.written(&admitted),
                 by_alpn,
                 is_own: false,
+                is_closed: false,
+            });
+        }
+        for (line, key, wider) in closed {
+            let target = ways[wider].picked.and_then(|(number, _)| self.leads.get(number)?.target.as_ref());
+            let Some(endpoint) = target.and_then(|target| target.endpoints.first()) else { continue };
+            draft.place(Route {
+                line,
+                key: key.text(),
+                listeners: names.clone(),
+                target: Target { endpoints: vec![endpoint.clone()], ..Target::default() },
+                sources: Sources::default().written(&admitted),
+                by_alpn: Vec::new(),
+                is_own: false,
+                is_closed: true,
             });
         }
     }
 
-    /// Returns the settings of a lead that a route or a listener leads to.
-    fn target(&self, number: usize, draft: &mut Draft) -> Option<Target> {
+    /// Returns the settings of a lead, for a route with this key, or for a listener.
+    fn target(&self, number: usize, key: Option<&Key>, draft: &mut Draft) -> Option<Target> {
         let lead = self.leads.get(number)?;
         draft.reached.insert(lead.name.clone());
-        lead.target.clone()
+        let mut target = lead.target.clone()?;
+        let line = target.endpoints.first().map_or(self.line, |endpoint| endpoint.line);
+        if let Some(health) = target.health.as_mut().filter(|health| health.is_nameless) {
+            health.is_nameless = false;
+            match key {
+                Some(Key::Exact(name)) => health.tls = Some(name.clone()),
+                Some(Key::Below(_) | Key::Named | Key::Nameless) | None => {
+                    let text = format!(
+                        "the checks of {} send a ClientHello without a server name; those of {} only connect, unless you add `tls: NAME` to \
+                         `health`",
+                        target.backend,
+                        key.map_or_else(
+                            || "the listener".to_owned(),
+                            |key| format!("the route {}", key.text())
+                        ),
+                    );
+                    draft.remark(line, Fate::Differs, text);
+                }
+            }
+        }
+        Some(target)
     }
 
     /// Returns the keys that the rules name, and those of all clients, each with the line of the first rule that names it.
@@ -309,9 +340,17 @@ impl Site {
             let class = Class { key: Some(key), version, protocol };
             Walk::new(class, doubt, sources, phases, (&self.choices, &self.leads))
         };
-        let Walk { picked, mut admitted, mut doubted, elsewhere, further, .. } =
+        let Walk { mut picked, mut admitted, mut doubted, mut elsewhere, further, .. } =
             walk(VERSIONS[0], Doubt::Refuses, None);
         let text = key.text();
+        // The route itself is for clients that offer none of the protocols, if it may be: all sources that are admitted whatever they
+        // offer must be admitted there.
+        if !protocols.is_empty() {
+            let none = walk(VERSIONS[0], Doubt::Refuses, Some(""));
+            if none.picked.is_some() && none.admitted.contains_all(&admitted) && !admitted.is_none() {
+                (picked, elsewhere) = (none.picked, none.elsewhere);
+            }
+        }
         for version in others {
             let other = walk(version, Doubt::Refuses, None);
             if let (Some((to, rule)), Some((number, _))) = (other.picked, picked)
@@ -345,6 +384,13 @@ impl Site {
                     losses.used.insert(rule.line);
                 }
             }
+            let distinct: BTreeSet<usize> = by_alpn.iter().map(|(_, to)| *to).collect();
+            if distinct.len() > 1
+                && let Some(first) = self.choices.iter().find(|rule| names_protocol(&rule.when))
+            {
+                let names = by_alpn.iter().map(|(protocol, _)| protocol.clone()).collect();
+                losses.preferences.insert(first.line, names);
+            }
             let is_led = |other: &Rule| {
                 let leads_to = |number| other.then == Then::To(number);
                 leads_to(number) || by_alpn.iter().any(|(_, to)| leads_to(*to))
@@ -363,35 +409,30 @@ impl Site {
         Way { key: key.clone(), picked, admitted, by_alpn }
     }
 
-    /// Takes away the routes that would take clients of a narrower key, if that key has no route.
-    fn close(&self, ways: &mut [Way<'_>], lines_of: &BTreeMap<Key, usize>, draft: &mut Draft) {
-        let at: BTreeMap<Key, usize> =
-            ways.iter().enumerate().map(|(index, way)| (way.key.clone(), index)).collect();
-        let mut taken: BTreeMap<usize, Vec<usize>> = BTreeMap::new();
-        for (index, way) in ways.iter().enumerate().filter(|(_, way)| !way.is_route()) {
-            for wider in way.key.wider().iter().filter_map(|key| at.get(key)) {
-                if ways[*wider].is_route() {
-                    taken.entry(*wider).or_default().push(index);
-                }
-            }
-        }
-        for (wider, narrower) in taken {
-            let backend = ways[wider].picked.and_then(|(number, _)| self.leads.get(number));
-            let backend = backend.map_or("", |lead| &lead.name);
-            let of = |index: &usize| {
-                let key = &ways[*index].key;
-                format!("{} (line {})", key.text(), lines_of.get(key).copied().unwrap_or_default())
-            };
-            let names: Vec<String> = narrower.iter().map(of).collect();
+    /// Returns the keys without a route whose clients a wider route would take, each with the number of that route's way.
+    fn closed(
+        &self,
+        ways: &[Way<'_>],
+        lines_of: &BTreeMap<Key, usize>,
+        draft: &mut Draft,
+    ) -> Vec<(usize, Key, usize)> {
+        let at: BTreeMap<&Key, usize> =
+            ways.iter().enumerate().map(|(index, way)| (&way.key, index)).collect();
+        let mut closed = Vec::new();
+        for way in ways.iter().filter(|way| !way.is_route()) {
+            // The next wider key has the same answer if it has no route either.
+            let Some(wider) = way.key.wider().iter().find_map(|key| at.get(key).copied()) else { continue };
+            let Some((number, _)) = ways[wider].picked.filter(|_| ways[wider].is_route()) else { continue };
+            let line = lines_of.get(&way.key).copied().unwrap_or(self.line);
             let text = format!(
-                "{}: left out, because clients with names that the original does not send to {backend} would reach it: {}; write a \
-                 route for each name that {backend} serves",
-                ways[wider].key.text(),
-                names_of(&names)
+                "{}: the route admits nobody, because the original does not send these clients to {}",
+                way.key.text(),
+                self.leads.get(number).map_or("", |lead| &lead.name)
             );
-            draft.leave_out(Place::Routes, ways[wider].picked.map_or(self.line, |(_, rule)| rule.line), text);
-            ways[wider].admitted = Sources::default();
+            draft.remark(line, Fate::NotNeeded, text);
+            closed.push((line, way.key.clone(), wider));
         }
+        closed
     }
 
     /// Adds a remark on each rule that has no part in a route.
@@ -401,8 +442,7 @@ impl Site {
             let Some(lead) = self.leads.get(number) else { continue };
             let keys: Vec<String> = keys_of(&rule.when).iter().map(Key::text).collect();
             let which = if keys.is_empty() { "other clients".to_owned() } else { names_of(&keys) };
-            let mut is_by_alpn = false;
-            rule.when.each(&mut |part| is_by_alpn |= matches!(part, When::Protocol(_)));
+            let is_by_alpn = names_protocol(&rule.when);
             let (fate, why) = if lead.refuses {
                 let why =
                     format!("{} refuses all connections; isthmus refuses names without a route", lead.name);
@@ -427,26 +467,17 @@ impl Site {
         }
     }
 
-    /// Returns the address of clients that do not speak TLS, with its line, if all clients that the listener admits may go there.
+    /// Returns the target of clients that do not speak TLS, if all clients that the listener admits may go there.
     fn fallback(
         &self,
         phases: &[&[Rule]],
         sources: &Sources,
         admitted: &mut Sources,
         draft: &mut Draft,
-    ) -> Option<(usize, String)> {
+    ) -> Option<Target> {
         let class = Class { key: Some(&Key::Nameless), version: "", protocol: Some("") };
         let walk = Walk::new(class, Doubt::Refuses, sources, phases, (&self.choices, &self.leads));
         let (number, rule) = walk.picked?;
-        let lead = self.leads.get(number)?;
-        if !self.has_fallback {
-            let text = format!(
-                "isthmus refuses clients that do not speak TLS (not_tls); the original passes them to {}",
-                lead.name
-            );
-            draft.remark(rule.line, Fate::Differs, text);
-            return None;
-        }
         if admitted.is_none() {
             *admitted = walk.admitted.clone();
         }
@@ -455,16 +486,14 @@ impl Site {
             draft.leave_out(Place::Listeners, rule.line, text.to_owned());
             return None;
         }
-        let endpoints = self.target(number, draft)?.endpoints;
-        let endpoint = endpoints.first()?;
-        if endpoints.len() > 1 {
+        for other in walk.elsewhere {
             let text = format!(
-                "{}: `fallback` has one address, and the config has that of the first server",
-                lead.name
+                "clients that do not speak TLS and match the rule in line {}, which has no exact counterpart, go where this rule leads",
+                other.line
             );
-            draft.remark(endpoint.line, Fate::Differs, text);
+            draft.remark(rule.line, Fate::Differs, text);
         }
-        Some((endpoint.line, endpoint.address.clone()))
+        self.target(number, None, draft)
     }
 
     fn has_versions(&self) -> bool {
@@ -492,6 +521,13 @@ impl Site {
     }
 }
 
+/// Returns true if a condition is about a protocol.
+fn names_protocol(when: &When) -> bool {
+    let mut found = false;
+    when.each(&mut |part| found |= matches!(part, When::Protocol(_)));
+    found
+}
+
 /// Returns the keys that a condition names.
 fn keys_of(when: &When) -> Vec<Key> {
     let mut keys = Vec::new();
@@ -513,11 +549,6 @@ fn sources_of(listeners: &[Listener]) -> Sources {
         })
     };
     Sources::of_families(has(true), has(false))
-}
-
-/// Returns the value of `from` for these sources; empty if they are all that can come.
-fn from(admitted: &Sources, all: &Sources) -> Vec<String> {
-    if admitted == all { Vec::new() } else { admitted.blocks() }
 }
 
 fn shown(sources: &Sources) -> String {

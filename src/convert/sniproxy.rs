@@ -5,11 +5,11 @@ use std::net::Ipv6Addr;
 
 use super::blocks::{Directive, End, parse};
 use super::draft::{Claim, Draft, Endpoint, Fate, Listener, Target};
-use super::names::{How, Pattern, without_groups};
+use super::expressions::{further, patterns_of};
+use super::names::{How, Pattern};
 use super::rules::{Lead, Rule, Then, When};
 use super::site::Site;
 use super::values::{bind_address, port_of, server_address};
-use isthmus_document::scalar::host_name;
 use isthmus_model::address::Bind;
 
 /// Converts a file.
@@ -75,7 +75,11 @@ fn listener<'a>(
     draft: &mut Draft,
 ) -> Option<&'a str> {
     let line = listener.line;
-    let address = listener.words.get(1).map_or("", String::as_str);
+    // The port may be a word of its own.
+    let address = &match &listener.words[..] {
+        [_, address, port, ..] => format!("{address}:{port}"),
+        words => words.get(1).cloned().unwrap_or_default(),
+    };
     let Some(mut bind) =
         address.parse::<u16>().ok().map(|port| Bind::Any { port }).or_else(|| bind_address(address))
     else {
@@ -133,12 +137,8 @@ fn listener<'a>(
         .filter(|known| known.name == own || known.name.starts_with(&format!("{own}-")))
         .count();
     let own = if count == 0 { own } else { format!("{own}-{}", count + 1) };
-    let mut site = Site {
-        line,
-        listeners: vec![Listener::new((line, line), own, bind, false)],
-        has_fallback: fallback.is_some(),
-        ..Site::default()
-    };
+    let mut site =
+        Site { line, listeners: vec![Listener::new((line, line), own, bind, false)], ..Site::default() };
     let mut lead_on = |line: usize, when: When, address: &str, proxy: bool, draft: &mut Draft| {
         let target = target(line, address, &port.to_string(), proxy, draft);
         site.choices.push(Rule::new(line, when, Then::To(site.leads.len())));
@@ -151,21 +151,16 @@ fn listener<'a>(
             continue;
         };
         let proxy = rest.iter().any(|word| word == "proxy_protocol");
-        let any = Pattern::new(How::Other, pattern);
-        let patterns = match names(pattern) {
-            Some((patterns, false)) => patterns,
-            Some((mut patterns, true)) => {
-                let text = format!(
-                    "{pattern}: sniproxy matches a pattern anywhere in a name, and `.` as any sign; the route has the name itself"
-                );
-                draft.remark(entry.line, Fate::Differs, text);
-                patterns.push(any);
+        let patterns = match patterns_of(&unescaped(pattern)) {
+            Some(patterns) => {
+                let text = further(pattern, &patterns);
+                text.into_iter().for_each(|text| draft.remark(entry.line, Fate::Differs, text));
                 patterns
             }
             None => {
                 let text = format!("{pattern}: a regular expression has no counterpart");
                 draft.remark(entry.line, Fate::NotConverted, text);
-                vec![any]
+                vec![Pattern::new(How::Other, pattern)]
             }
         };
         lead_on(entry.line, When::Names(patterns), address, proxy, draft);
@@ -207,40 +202,14 @@ fn target(line: usize, address: &str, port: &str, proxy: bool, draft: &mut Draft
     })
 }
 
-/// Returns the names that a pattern means, and true if the pattern matches more than them; `None` for a regular expression that
-/// means no names.
-fn names(pattern: &str) -> Option<(Vec<Pattern>, bool)> {
-    // sniproxy's own syntax takes one backslash away.
+/// Returns a pattern without the backslashes of sniproxy's own syntax.
+fn unescaped(pattern: &str) -> String {
     let mut text = String::new();
     let mut signs = pattern.chars();
     while let Some(sign) = signs.next() {
         text.extend(if sign == '\\' { signs.next() } else { Some(sign) });
     }
-    if [".*", "^.*$", ".*$", "^.*", ".+", "^.+$"].contains(&text.as_str()) {
-        return Some((vec![Pattern::new(How::Any, "")], false));
-    }
-    let mut all = Vec::new();
-    let mut is_wider = false;
-    for pattern in without_groups(&text)? {
-        let (names, is_wider_too) = of_pattern(&pattern)?;
-        all.push(names);
-        is_wider |= is_wider_too;
-    }
-    Some((all, is_wider))
-}
-
-/// Returns the names that a pattern without groups means, and true if it matches more than them.
-fn of_pattern(text: &str) -> Option<(Pattern, bool)> {
-    let (begun, rest) = text.strip_prefix('^').map_or((false, text), |rest| (true, rest));
-    let (ended, rest) = rest.strip_suffix('$').map_or((false, rest), |rest| (true, rest));
-    let below = [".*\\.", ".+\\.", ".*."].iter().find_map(|prefix| rest.strip_prefix(prefix));
-    let core = below.unwrap_or(rest);
-    let has_open_dots = core.replace("\\.", "").contains('.');
-    let plain = core.replace("\\.", ".").replace("\\-", "-");
-    let name = host_name(&plain).ok().map(|name| name.as_str().to_owned())?;
-    let names = if below.is_some() { Pattern::below(&name) } else { Pattern::new(How::Name, &name) };
-    let is_wider = has_open_dots || !ended || (!begun && below.is_none());
-    Some((names, is_wider))
+    text
 }
 
 #[cfg(test)]
@@ -264,11 +233,13 @@ mod tests {
                 ("a.test", "10.0.0.1:8443"),
                 ("*.b.test", "10.0.0.2"),
                 ("c.test", "[2001:db8::1]:443"),
+                ("*.c.test", "[2001:db8::1]:443"),
                 ("-", "10.0.0.9:443")
             ]
         );
         let [listener] = &draft.listeners[..] else { panic!("one listener") };
-        assert_eq!(listener.fallback, Some((5, "10.0.0.9:443".to_owned())));
+        let fallback = listener.fallback.as_ref().expect("a fallback");
+        assert_eq!((fallback.endpoints[0].line, &*fallback.endpoints[0].address), (5, "10.0.0.9:443"));
         assert_eq!(draft.routes[1].target.endpoints[0].address, "10.0.0.2:443");
         assert_eq!(
             (draft.routes[1].target.send_proxy, draft.routes[0].target.send_proxy),
@@ -282,7 +253,7 @@ mod tests {
             assert!(found, "line {line} has no {part:?}: {:#?}", draft.remarks);
         };
         has(7, Fate::NotConverted, "TLS only");
-        has(13, Fate::Differs, "anywhere in a name");
+        has(13, Fate::Differs, "none of the routes'");
         has(14, Fate::NotConverted, "open relay");
         has(15, Fate::NotConverted, "regular expression");
         has(5, Fate::NotConverted, "*: left out");

@@ -20,6 +20,15 @@ const SIX_TO_FOUR: (u128, u128) = (0x2002 << 112, (0x2003 << 112) - 1);
 /// The blocks of IPv6 that clients can have: global, private, of the link and of the host, and of translators (RFC 6052).
 const OF_CLIENTS: [&str; 5] = ["::1", "64:ff9b::/32", "2000::/3", "fc00::/7", "fe80::/10"];
 
+/// A set of sources as the config writes it, in the shorter of two ways; both empty: all that can come.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Written {
+    /// The value of `from`.
+    pub(super) from: Vec<String>,
+    /// The value of `exceptFrom`.
+    pub(super) except: Vec<String>,
+}
+
 impl Sources {
     pub(super) fn all() -> Self {
         Self { v4: vec![(0, u32::MAX.into())], v6: vec![(0, u128::MAX)] }
@@ -94,13 +103,33 @@ impl Sources {
         let of_clients = of_clients.fold(Self::default(), |all, one| all.union(&one)).v6;
         let is_whole = self.v6 == Self::all().v6;
         let v6 = if is_whole { self.v6.clone() } else { minus(&of_clients, &minus(&of_clients, &self.v6)) };
-        let v4 = v4.map(|(bits, length)| {
-            let bits = u32::try_from(bits).unwrap_or(u32::MAX);
-            format!("{}/{length}", Ipv4Addr::from(bits))
-        });
         let v6 = v6.iter().flat_map(|range| blocks(*range, 128));
-        v4.chain(v6.map(|(bits, length)| format!("{}/{length}", Ipv6Addr::from(bits)))).collect()
+        v4.map(v4_block).chain(v6.map(v6_block)).collect()
     }
+
+    /// Returns the set as the config writes it; `all` has the sources that can come.
+    pub(super) fn written(&self, all: &Self) -> Written {
+        if self == all {
+            return Written::default();
+        }
+        let rest = all.minus(self);
+        let v4 = rest.v4.iter().flat_map(|range| blocks(*range, 32)).map(v4_block);
+        let v6 = rest.v6.iter().flat_map(|range| blocks(*range, 128)).map(v6_block);
+        let (from, except): (Vec<String>, Vec<String>) = (self.blocks(), v4.chain(v6).collect());
+        // Without `from`, all sources would come.
+        match from.is_empty() || except.len() < from.len() {
+            true => Written { from: Vec::new(), except },
+            false => Written { from, except: Vec::new() },
+        }
+    }
+}
+
+fn v4_block((bits, length): (u128, u32)) -> String {
+    format!("{}/{length}", Ipv4Addr::from(u32::try_from(bits).unwrap_or(u32::MAX)))
+}
+
+fn v6_block((bits, length): (u128, u32)) -> String {
+    format!("{}/{length}", Ipv6Addr::from(bits))
 }
 
 fn union(one: &[(u128, u128)], other: &[(u128, u128)]) -> Ranges {
@@ -191,6 +220,22 @@ mod tests {
         let last = of(&["ffff::/16"]);
         assert_eq!(Sources::all().minus(&last).and(&last), Sources::default());
         assert!(Sources::block("10.0.0.0/33").is_none() && Sources::block("a").is_none());
+    }
+
+    #[test]
+    fn sources_are_written_in_the_shorter_way() {
+        let v4 = Sources::of_families(true, false);
+        assert_eq!(v4.written(&v4), Written::default());
+        let office = of(&["10.0.0.0/8"]);
+        assert_eq!(office.written(&v4), Written { from: vec!["10.0.0.0/8".to_owned()], except: Vec::new() });
+        let others = v4.minus(&office);
+        assert_eq!(others.written(&v4), Written { from: Vec::new(), except: vec!["10.0.0.0/8".to_owned()] });
+        // What counts as a member is refused, too.
+        let rest = Sources::all().minus(&office.with_kin()).written(&Sources::all());
+        assert_eq!(
+            (rest.from.len(), &rest.except[..1], rest.except.len()),
+            (0, &["10.0.0.0/8".to_owned()][..], 3)
+        );
     }
 
     #[test]

@@ -3,12 +3,12 @@
 
 use std::collections::BTreeMap;
 
+use super::computed::{Mapping, without_lower};
+use crate::Read;
+use crate::expressions::{further, patterns_of};
 use crate::names::{How, Pattern};
 use crate::rules::{SourceLimit, When};
 use crate::sources::Sources;
-
-/// Reads a file that the config names.
-pub(super) type Read<'r> = &'r dyn Fn(&str) -> Option<String>;
 
 /// A condition, the parts of it that are not understood, and the ways in which it differs from HAProxy's.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -127,6 +127,10 @@ impl<'r> Acls<'r> {
             (Some(all), _) => Condition::of(all.clone(), When::Any),
             (None, "TRUE" | "WAIT_END") => Condition::new(When::Always),
             (None, "FALSE") => Condition::new(When::never()),
+            // These conditions are about a request without TLS.
+            (None, "HTTP" | "HTTP_1.0" | "HTTP_1.1" | "HTTP_2.0") => {
+                Condition::new(When::All(vec![When::Tls.not(), When::Unknown]))
+            }
             (None, "LOCALHOST") => self.test(&["src", "127.0.0.0/8", "::1"]),
             (None, name) => Condition::unknown(format!("this section has no acl {name}")),
         }
@@ -137,7 +141,7 @@ impl<'r> Acls<'r> {
         let Some((fetch, mut rest)) = words.split_first() else {
             return Condition::unknown("a condition is empty");
         };
-        let (sample, converters) = fetch.split_once(',').unwrap_or((fetch, ""));
+        let (sample, converters) = of_fetch(fetch);
         let (mut method, mut is_blind, mut patterns) = (None, false, Vec::new());
         while let Some((flag, after)) = rest.split_first().filter(|(word, _)| word.starts_with('-')) {
             rest = after;
@@ -202,12 +206,75 @@ impl<'r> Acls<'r> {
                 }
                 _ => other(),
             },
-            ("req_ssl_sni" | "req.ssl_sni", "" | "lower") => {
-                names(method, &patterns, is_blind, converters == "lower")
+            ("req_ssl_sni" | "req.ssl_sni", converters) => match without_lower(converters) {
+                (is_lower, "") => names(method, &patterns, is_blind, is_lower),
+                (is_lower, rest) => match (Mapping::of(rest), method) {
+                    (Some(map), Some("found")) => self.mapped(&map, is_lower, &|_| true),
+                    (Some(map), None | Some("str")) => {
+                        self.mapped(&map, is_lower, &|value| patterns.iter().any(|pattern| pattern == value))
+                    }
+                    _ => other(),
+                },
+            },
+            (sample, "") if is_of_other_bytes(sample, method, &patterns) => {
+                Condition::new(When::All(vec![When::Tls.not(), When::Unknown]))
             }
             _ => other(),
         }
     }
+
+    /// Returns the content of a file that the config names.
+    pub(super) fn file(&self, path: &str) -> Option<String> {
+        (self.read)(path)
+    }
+
+    /// Returns the condition that a map has a value for the server name that `is_wanted`.
+    fn mapped(&self, map: &Mapping<'_>, is_lower: bool, is_wanted: &dyn Fn(&str) -> bool) -> Condition {
+        let Some(text) = self.file(map.path) else {
+            return Condition::unknown(format!("the file {} cannot be read", map.path));
+        };
+        let mut whole = Condition::new(When::never());
+        let (mut earlier, mut any) = (Vec::new(), Vec::new());
+        for entry in map.in_order(&text) {
+            let Ok((pattern, value)) = entry else {
+                return Condition::unknown(format!("{} has lines that are not a name and a value", map.path));
+            };
+            let Condition { when, faults, differs } = of_map(map.method, pattern, is_lower);
+            whole.faults.extend(faults);
+            whole.differs.extend(differs);
+            if is_wanted(value) {
+                any.push(When::All(vec![When::Any(earlier.clone()).not(), when]));
+            } else {
+                earlier.push(when);
+            }
+        }
+        if map.default.is_some_and(is_wanted) {
+            let named = When::Names(vec![Pattern::new(How::Any, "")]);
+            any.push(When::All(vec![When::Any(earlier).not(), named]));
+        }
+        Condition { when: When::Any(any), ..whole }
+    }
+}
+
+/// Returns the sample of a fetch and its converters: `payload(0,4)` and `hex` of `payload(0,4),hex`.
+fn of_fetch(fetch: &str) -> (&str, &str) {
+    let mut depth = 0_usize;
+    let at = fetch.find(|sign| {
+        depth = if sign == '(' { depth + 1 } else { depth.saturating_sub(usize::from(sign == ')')) };
+        sign == ',' && depth == 0
+    });
+    at.map_or((fetch, ""), |at| (&fetch[..at], &fetch[at + 1..]))
+}
+
+/// Returns true if a condition on the first bytes is false for a TLS client, whose first byte is 0x16.
+fn is_of_other_bytes(sample: &str, method: Option<&str>, patterns: &[String]) -> bool {
+    let is_first = ["payload(0,", "req.payload(0,"].iter().any(|start| sample.starts_with(start));
+    let is_other = |pattern: &String| match method {
+        Some("bin") => pattern.len() >= 2 && !pattern.starts_with("16"),
+        None | Some("str" | "beg") => !pattern.is_empty() && !pattern.starts_with('\u{16}'),
+        Some(_) => false,
+    };
+    is_first && !patterns.is_empty() && patterns.iter().all(is_other)
 }
 
 /// Returns the condition that a name matches one of these patterns.
@@ -222,20 +289,19 @@ fn names(method: Option<&str>, patterns: &[String], is_blind: bool, is_lower: bo
         Some(_) => How::Other,
     };
     let mut condition = Condition::new(When::Unknown);
-    if how == How::Other {
-        let method = method.unwrap_or_default();
-        condition
-            .faults
-            .push(format!("`-m {method}` cannot be converted; a route is an exact name or \"*.suffix\""));
-    }
     if patterns.is_empty() && how != How::Any {
         return Condition::unknown("the condition has no name");
     }
     let has_capitals = |text: &str| text.bytes().any(|byte| byte.is_ascii_uppercase());
     // A pattern with a capital never matches a name that is made lower before.
     let can_match = |pattern: &&String| !is_lower || is_blind || !has_capitals(pattern);
-    let mut all: Vec<Pattern> =
-        patterns.iter().filter(can_match).map(|pattern| Pattern::new(how, pattern)).collect();
+    let mut all: Vec<Pattern> = Vec::new();
+    for pattern in patterns.iter().filter(can_match) {
+        match how {
+            How::Other => all.extend(expression(method.unwrap_or_default(), pattern, &mut condition)),
+            how => all.push(Pattern::new(how, pattern)),
+        }
+    }
     if how == How::Any {
         all.push(Pattern::new(how, ""));
     }
@@ -262,6 +328,22 @@ fn names(method: Option<&str>, patterns: &[String], is_blind: bool, is_lower: bo
     condition
 }
 
+/// Returns the patterns of a regular expression, or of another method that is not known.
+fn expression(method: &str, text: &str, condition: &mut Condition) -> Vec<Pattern> {
+    match patterns_of(text).filter(|_| method == "reg") {
+        Some(patterns) => {
+            condition.differs.extend(further(text, &patterns));
+            patterns
+        }
+        None => {
+            let fault =
+                format!("`-m {method}` cannot be converted; a route is an exact name or \"*.suffix\"");
+            condition.faults.push(fault);
+            vec![Pattern::new(How::Other, text)]
+        }
+    }
+}
+
 /// Returns the condition of a line of a map: its names have no letter case if they are made lower before.
 pub(super) fn of_map(method: &str, pattern: &str, is_lower: bool) -> Condition {
     names(Some(method), &[pattern.to_owned()], false, is_lower)
@@ -286,7 +368,11 @@ mod tests {
     use super::*;
 
     fn read(path: &str) -> Option<String> {
-        (path == "names.lst").then(|| "# names\na.test\n\n b.test\n".to_owned())
+        match path {
+            "names.lst" => Some("# names\na.test\n\n b.test\n".to_owned()),
+            "hosts.map" => Some("# names\na.test a\n\n b.test   b\n".to_owned()),
+            _ => None,
+        }
     }
 
     fn names(how: How, texts: &[&str]) -> When {
@@ -323,7 +409,19 @@ mod tests {
             }),
             ("if listed", names(How::Name, &["a.test", "b.test", "c.test"])),
             ("if { req.ssl_sni -m found }", names(How::Any, &[""])),
-            ("if { req.ssl_sni -m reg -i ^a }", names(How::Other, &["^a"])),
+            ("if { req.ssl_sni -m reg -i ^a }", names(How::Start, &["a"])),
+            ("if { req.ssl_sni -m reg -i \\.a\\.test$ }", names(How::End, &[".a.test"])),
+            ("if { req.ssl_sni -m reg -i ^a[0-9] }", names(How::Other, &["^a[0-9]"])),
+            ("if { req.ssl_sni,lower,map(hosts.map) -m found }", {
+                let of = |name: &str| When::All(vec![When::never().not(), names(How::Name, &[name])]);
+                When::Any(vec![of("a.test"), of("b.test")])
+            }),
+            ("if { req.ssl_sni,lower,map(hosts.map) b }", {
+                let not_a = When::Any(vec![names(How::Name, &["a.test"])]).not();
+                When::Any(vec![When::All(vec![not_a, names(How::Name, &["b.test"])])])
+            }),
+            ("if { payload(0,4) -m bin 5353482d }", When::All(vec![When::Tls.not(), When::Unknown])),
+            ("if { req.payload(0,1) -m bin 16 }", When::Unknown),
             ("if { req.ssl_sni,lower A.test b.test }", names(How::Name, &["b.test"])),
             ("if { src_conn_rate ge 5 }", When::Limit(SourceLimit::Rate(4))),
             ("if { req.ssl_alpn acme-tls/1 }", When::Any(vec![When::Protocol("acme-tls/1".to_owned())])),

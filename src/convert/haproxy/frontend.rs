@@ -1,9 +1,11 @@
 //! Frontends: their lines become the rules of a site.
 
-use super::conditions::{Acls, Condition, of_map};
+use std::collections::BTreeMap;
+
+use super::backend::Destination;
+use super::conditions::{Acls, Condition};
 use super::{Conversion, Defaults};
-use crate::draft::{Fate, Listener};
-use crate::names::{How, Pattern};
+use crate::draft::{Fate, Listener, Target};
 use crate::rules::{Lead, Rule, SourceLimit, Then, When};
 use crate::site::Site;
 use crate::values::{connections, milliseconds, port_of, positive, time};
@@ -52,33 +54,6 @@ struct Lines<'a> {
     reads_hello: bool,
     /// True if the section is also a backend, which handles the lines about servers.
     is_listen: bool,
-}
-
-/// A map that names backends.
-struct Mapping<'m> {
-    path: &'m str,
-    method: &'static str,
-    /// The backend of all other names.
-    default: Option<&'m str>,
-    is_lower: bool,
-}
-
-/// Returns the parts of a backend that a map names, such as `%[req.ssl_sni,lower,map_end(hosts.map,web)]`.
-fn map_of(target: &str) -> Option<Mapping<'_>> {
-    let inner = target.strip_prefix("%[")?.strip_suffix(']')?;
-    let rest = inner.strip_prefix("req.ssl_sni,").or_else(|| inner.strip_prefix("req_ssl_sni,"))?;
-    let (is_lower, rest) = rest.strip_prefix("lower,").map_or((false, rest), |rest| (true, rest));
-    let (name, arguments) = rest.strip_suffix(')')?.split_once('(')?;
-    let method = match name {
-        "map" | "map_str" => "str",
-        "map_beg" => "beg",
-        "map_end" => "end",
-        "map_dom" => "dom",
-        _ => return None,
-    };
-    let (path, default) =
-        arguments.split_once(',').map_or((arguments, None), |(path, default)| (path, Some(default)));
-    Some(Mapping { path, method, default, is_lower })
 }
 
 /// Returns true if a condition is about the hello.
@@ -131,8 +106,8 @@ impl<'a> Conversion<'a> {
             listener.hello_timeout.clone_from(&lines.delay);
         }
         let port = lines.listeners.first().map(|listener| port_of(listener.bind).to_string());
-        let is_raw =
-            lines.is_listen && lines.rules.is_empty() && lines.default.is_none() && !lines.reads_hello;
+        let leads_somewhere = lines.is_listen || !lines.rules.is_empty() || lines.default.is_some();
+        let is_raw = leads_somewhere && !lines.reads_hello;
         let waits =
             lines.gate.content.iter().find(|rule| rule.then == Then::Accept || reads_hello(&rule.when));
         let waits = lines.delay.is_some() && waits.is_some_and(|rule| reads_hello(&rule.when));
@@ -144,14 +119,15 @@ impl<'a> Conversion<'a> {
             own: lines.is_listen.then(|| section.name()),
             choices: Vec::new(),
             leads: Vec::new(),
+            led: BTreeMap::new(),
         };
-        for line in &lines.rules {
-            self.rule(line, &acls, &mut front);
-        }
         let default = match &lines.default {
             Some(line) => Some((line.number, line.words[1].as_str())),
             None => lines.is_listen.then(|| (head, section.name())),
         };
+        for line in &lines.rules {
+            self.rule(line, &acls, default.map(|(_, name)| name), &mut front);
+        }
         if let Some((line, name)) = default {
             self.lead_on(line, When::Always, name, &mut front);
         }
@@ -164,7 +140,6 @@ impl<'a> Conversion<'a> {
             choices: front.choices,
             leads: front.leads,
             is_raw,
-            has_fallback: false,
         };
         site.place(&mut self.draft);
     }
@@ -187,7 +162,7 @@ impl<'a> Conversion<'a> {
     }
 
     /// Adds the remarks on a condition.
-    fn told(&mut self, line: &Line, condition: &Condition, then: &str) {
+    pub(super) fn told(&mut self, line: &Line, condition: &Condition, then: &str) {
         for text in &condition.differs {
             self.draft.remark(line.number, Fate::Differs, text.clone());
         }
@@ -204,7 +179,12 @@ impl<'a> Conversion<'a> {
             ["use_backend", ..] => lines.rules.push(line),
             ["default_backend", _] => lines.default = Some(line.clone()),
             ["maxconn", _] => lines.maxconn = Some(line.clone()),
-            ["server" | "default-server" | "balance" | "fullconn" | "source", ..] if lines.is_listen => {}
+            [
+                "server" | "server-template" | "use-server" | "default-server" | "balance" | "fullconn"
+                | "source",
+                ..,
+            ] if lines.is_listen => {}
+            ["option", "ssl-hello-chk"] | ["no", "option", "ssl-hello-chk"] if lines.is_listen => {}
             ["timeout", "check" | "connect", _] if lines.is_listen => {}
             _ => {
                 if !self.timeout(line) && self.other(line) {
@@ -337,79 +317,42 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    fn rule(&mut self, line: &Line, acls: &Acls<'_>, front: &mut Front<'_>) {
+    fn rule(&mut self, line: &Line, acls: &Acls<'_>, default: Option<&str>, front: &mut Front<'_>) {
         let words = line.texts();
         let Some((target, condition)) = words[1..].split_first() else {
             return self.not_converted(line.number, "`use_backend` names no backend");
         };
         let condition = acls.condition(condition);
         self.told(line, &condition, "its clients are not led by this rule");
-        if let Some(map) = map_of(target)
-            && let Some(text) = (self.read)(map.path)
-        {
-            return self.map(line, &map, &text, condition.when, front);
+        if target.contains("%[") {
+            return self.computed((line, condition.when), acls, default, front);
         }
-        if !target.contains("%[") {
-            return self.lead_on(line.number, condition.when, target, front);
-        }
-        let text = match map_of(target) {
-            Some(map) => format!("the file {} cannot be read; write a route for each of its names", map.path),
-            None => {
-                format!("the backend {target} is computed for each connection; write a route for each name")
-            }
-        };
-        self.not_converted(line.number, text);
-        // Its clients may go to any backend, and one that is not among these may refuse them.
-        let when = When::All(vec![condition.when, When::Unknown]);
-        if self.has_closed_backend {
-            front.choices.push(Rule::new(line.number, when.clone(), Then::Refuse));
-        }
-        let names: Vec<String> = self.backends.keys().cloned().collect();
-        names.iter().for_each(|name| self.lead_on(line.number, when.clone(), name, front));
+        self.lead_on(line.number, condition.when, target, front);
     }
 
-    /// Adds the rules of a file of names and backends.
-    fn map(&mut self, line: &Line, map: &Mapping<'_>, text: &str, when: When, front: &mut Front<'_>) {
-        for (number, entry) in text.lines().enumerate() {
-            let words: Vec<&str> = entry.split('#').next().unwrap_or_default().split_whitespace().collect();
-            match words[..] {
-                [] => {}
-                [pattern, backend] => {
-                    let condition = of_map(map.method, pattern, map.is_lower);
-                    self.told(line, &condition, "the line of the map leads no client");
-                    let when = match &when {
-                        When::Always => condition.when,
-                        when => When::All(vec![when.clone(), condition.when]),
-                    };
-                    self.lead_on(line.number, when, backend, front);
-                }
-                _ => {
-                    let text = format!("line {} of {} is not a name and a backend", number + 1, map.path);
-                    self.not_converted(line.number, text);
-                    front.choices.push(Rule::could_refuse(line.number));
-                }
-            }
-        }
-        if let Some(default) = map.default {
-            // Without a server name there is nothing to look up, so HAProxy goes on to `default_backend`.
-            let named = Pattern::new(How::Any, "");
-            let when = When::All(vec![when, When::Names(vec![named])]);
-            self.lead_on(line.number, when, default, front);
-        }
-    }
-
-    /// Adds the rule that leads to a backend.
-    fn lead_on(&mut self, line: usize, when: When, backend: &str, front: &mut Front<'_>) {
-        let number = front.leads.iter().position(|lead| lead.name == backend).unwrap_or_else(|| {
-            let mut lead = self.lead(line, backend, front.port.as_deref());
+    /// Adds the rules that lead to a backend, and to single servers of it that rules of its own choose.
+    pub(super) fn lead_on(&mut self, line: usize, when: When, backend: &str, front: &mut Front<'_>) {
+        let to = front.led.get(backend).cloned().unwrap_or_else(|| {
+            let Destination { mut lead, chosen } = self.lead(line, backend, front.port.as_deref());
             if front.own == Some(backend) {
                 // The rules of a `listen` section are applied once.
                 lead.rules = Vec::new();
             }
+            let first = front.leads.len();
+            let of_server = |target: &Target| Lead { target: Some(target.clone()), ..lead.clone() };
+            front.leads.extend(chosen.iter().map(|(.., target)| of_server(target)));
             front.leads.push(lead);
-            front.leads.len() - 1
+            let chosen = chosen.into_iter().map(|(line, when, _)| (line, when)).collect();
+            let led = Led { first, chosen };
+            front.led.insert(backend.to_owned(), led.clone());
+            led
         });
-        front.choices.push(Rule::new(line, when, Then::To(number)));
+        let count = to.chosen.len();
+        for (at, (of_server, chosen)) in to.chosen.into_iter().enumerate() {
+            let when = When::All(vec![when.clone(), chosen]);
+            front.choices.push(Rule::new(of_server, when, Then::To(to.first + at)));
+        }
+        front.choices.push(Rule::new(line, when, Then::To(to.first + count)));
     }
 
     /// Returns true if a backend has no server, or rejects all connections.
@@ -423,13 +366,24 @@ impl<'a> Conversion<'a> {
 }
 
 /// The rules of a frontend that lead somewhere, and the backends that they lead to.
-struct Front<'s> {
+pub(super) struct Front<'s> {
     /// The port of servers without one.
     port: Option<String>,
     /// The name of the section, if it is also a backend.
     own: Option<&'s str>,
-    choices: Vec<Rule>,
+    pub(super) choices: Vec<Rule>,
     leads: Vec<Lead>,
+    /// The leads of each backend.
+    led: BTreeMap<String, Led>,
+}
+
+/// The leads of a backend: those of its single servers, and then the whole backend.
+#[derive(Clone)]
+struct Led {
+    /// The number of the first lead.
+    first: usize,
+    /// The lines and the conditions by which single servers are chosen.
+    chosen: Vec<(usize, When)>,
 }
 
 /// The counters of a section.

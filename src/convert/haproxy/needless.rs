@@ -35,6 +35,7 @@ pub(super) fn why_not_needed(line: &Line) -> Option<&'static str> {
             "splice-auto" | "splice-request" | "splice-response" => {
                 "the gateway always splices large transfers"
             }
+            "tcp-check" => "checks connect; a `tcp-check` line that does more is listed by itself",
             "redispatch" => "the gateway tries another endpoint, with at most three attempts",
             "tcp-smart-accept" | "tcp-smart-connect" | "nolinger" | "http-keep-alive" | "httpclose"
             | "http-server-close" | "forwardfor" | "abortonclose" => {
@@ -47,6 +48,11 @@ pub(super) fn why_not_needed(line: &Line) -> Option<&'static str> {
             "queue" => "the gateway has no queue: it refuses a connection above a limit at once",
             _ => return None,
         },
+        "tcp-response" if second == "inspect-delay" || words.get(2) == Some(&"accept") => {
+            "the answer of an endpoint is passed on"
+        }
+        "tcp-check" if words.len() == 2 && second == "connect" => "checks connect",
+        "monitor-uri" => "`isthmus healthcheck` and `/readyz` answer such checks",
         "errorfile" | "errorloc" | "http-reuse" | "compression" => "the line applies only to HTTP",
         word if word.starts_with("tune.")
             || word.starts_with("ssl-")

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::*;
+use crate::draft::Target;
 
 fn convert(text: &str) -> Draft {
     let mut draft = convert_with(text, &|_| None);
@@ -81,6 +82,11 @@ fn keys(draft: &Draft) -> Vec<&str> {
     draft.routes.iter().map(|route| route.key.as_str()).collect()
 }
 
+/// Returns the target of the first listener, whose frontend looks at no hello.
+fn target(draft: &Draft) -> &Target {
+    draft.listeners[0].target.as_ref().expect("a target")
+}
+
 fn binds(draft: &Draft) -> Vec<String> {
     draft.listeners.iter().map(|listener| listener.bind.to_string()).collect()
 }
@@ -93,7 +99,7 @@ fn a_defaults_section_inherits_from_the_one_that_it_names() {
          frontend f from special\n bind :1\n default_backend b\nfrontend p from pages\n bind :2\n default_backend b\n\
          backend b from special\n server s 10.0.0.1:1\n",
     );
-    let target = &draft.routes[0].target;
+    let target = target(&draft);
     assert_eq!((target.policy, target.send_proxy), (Some("leastRequest"), Some("v2")));
     has(&draft, 9, Fate::NotConverted, "no `defaults nowhere`");
     has(&draft, 13, Fate::NotConverted, "mode http");
@@ -105,12 +111,13 @@ fn a_name_that_haproxy_refuses_reaches_no_wider_route() {
         "frontend f\n bind :1\n use_backend deny if { req_ssl_sni -i no.x.test }\n use_backend w if { req_ssl_sni -m end -i .x.test }\n \
          use_backend w if { req_ssl_sni -m end -i .y.test }\n default_backend w\nbackend deny\nbackend w\n server s 10.0.0.1:1\n",
     );
-    assert_eq!(keys(&draft), ["*.y.test", "-"]);
-    has(&draft, 4, Fate::NotConverted, "*.x.test: left out");
-    has(&draft, 6, Fate::NotConverted, "no.x.test");
+    assert_eq!(keys(&draft), ["*.x.test", "*.y.test", "*", "-", "no.x.test"]);
+    let closed = draft.routes.last().expect("a route");
+    assert!(closed.is_closed && closed.sources.except == ["0.0.0.0/0"], "{closed:?}");
+    has(&draft, 3, Fate::NotNeeded, "no.x.test: the route admits nobody");
     // A disabled backend refuses as an empty one does, and names that are not known may be any; a client without a name has none.
     let draft = convert(
-        "frontend f\n bind :1\n use_backend off if { req_ssl_sni -m reg ^a }\n use_backend w if { req_ssl_sni -i b.test }\n \
+        "frontend f\n bind :1\n use_backend off if { req_ssl_sni -m reg ^[ab] }\n use_backend w if { req_ssl_sni -i b.test }\n \
          default_backend w\nbackend off\n disabled\n server s 10.0.0.2:1\nbackend w\n server s 10.0.0.1:1\n",
     );
     assert_eq!(keys(&draft), ["-"]);
@@ -155,7 +162,7 @@ fn a_parameter_with_no_undoes_that_of_default_server() {
         "frontend f\n bind :1\n default_backend b\nbackend b\n default-server send-proxy check disabled ssl backup\n \
          server s 10.0.0.1:1 no-send-proxy no-check enabled no-ssl no-backup\n",
     );
-    let target = &draft.routes[0].target;
+    let target = target(&draft);
     assert_eq!((target.endpoints.len(), target.send_proxy, &target.health), (1, None, &None));
     assert!(draft.remarks.iter().all(|remark| remark.line < 5), "{:?}", draft.remarks);
 }
@@ -165,14 +172,21 @@ fn checks_by_tls_need_a_server_name() {
     let draft = convert(
         "frontend f\n bind :1\n default_backend b\nbackend b\n server s 10.0.0.1:1 check check-ssl check-sni a.test\n",
     );
-    let health = draft.routes[0].target.health.as_ref().expect("checks");
+    let health = target(&draft).health.as_ref().expect("checks");
     assert_eq!(health.tls.as_deref(), Some("a.test"));
     assert!(draft.remarks.iter().all(|remark| remark.line != 5), "{:?}", draft.remarks);
     let draft = convert(
         "frontend f\n bind :1\n default_backend b\nbackend b\n server s 10.0.0.1:1 check check-ssl\n",
     );
-    assert_eq!(draft.routes[0].target.health.as_ref().expect("checks").tls, None);
+    assert_eq!(target(&draft).health.as_ref().expect("checks").tls, None);
     has(&draft, 5, Fate::Differs, "without a server name");
+    // The checks of a route have the name of the route.
+    let draft = convert(
+        "frontend f\n bind :1\n tcp-request inspect-delay 5s\n use_backend b if { req.ssl_sni -i a.test }\n\
+         backend b\n option ssl-hello-chk\n server s 10.0.0.1:1 check\n",
+    );
+    assert_eq!(draft.routes[0].target.health.as_ref().expect("checks").tls.as_deref(), Some("a.test"));
+    assert!(draft.remarks.iter().all(|remark| remark.fate != Fate::NotConverted), "{:?}", draft.remarks);
 }
 
 #[test]
@@ -229,7 +243,7 @@ fn servers_below_a_faulty_first_line_belong_to_no_other_backend() {
     let draft = convert(
         "frontend f\n bind :1\n default_backend a\nbackend a\n server s 10.0.0.1:1\nbackend \"${B}\"\n server t 10.0.0.2:1\n",
     );
-    assert_eq!(draft.routes[0].target.endpoints.len(), 1);
+    assert_eq!(target(&draft).endpoints.len(), 1);
     has(&draft, 6, Fate::NotConverted, "(lines 6 to 7) is left out");
 }
 
@@ -247,9 +261,8 @@ fn a_server_that_is_a_frontend_of_the_file_is_left_out() {
     let addresses: BTreeSet<&str> =
         draft.routes.iter().flat_map(|route| &route.target.endpoints).map(|one| &*one.address).collect();
     assert_eq!(addresses, BTreeSet::from(["10.0.0.1:443", "127.0.0.1:445"]));
-    // A name that HAProxy sends to the second frontend must not reach another backend, so the first one has no wide route.
-    let wide = draft.routes.iter().find(|route| route.key == "*").expect("a route of the second frontend");
-    assert_eq!(wide.listeners, ["g"]);
+    // A name that HAProxy sends to the second frontend must not reach another backend by the wide route.
+    assert!(draft.routes.iter().any(|route| route.key == "a.test" && route.is_closed), "{:?}", draft.routes);
 }
 
 #[test]
@@ -278,14 +291,17 @@ fn rules_by_source_and_protocol_and_maps_are_routes() {
          backend none\n tcp-request content reject\nbackend web\n server s 10.0.0.3:1\n",
         &|path| (path == "hosts.map").then(|| "# names\n.shop.test shop\n.no.test none\n".to_owned()),
     );
-    assert_eq!(keys(&draft), ["admin.test", "*.shop.test"]);
-    assert_eq!(draft.routes[0].from, ["10.0.0.0/8"]);
-    let acme = [("acme-tls/1".to_owned(), vec!["10.0.0.9:1".to_owned()])];
-    assert!(draft.routes.iter().all(|route| route.by_alpn == acme), "{:?}", draft.routes);
+    assert_eq!(keys(&draft), ["admin.test", "*.shop.test", "*", "*.no.test"]);
+    assert_eq!(draft.routes[0].sources.from, ["10.0.0.0/8"]);
+    let acme = |(protocol, target): &(String, Target)| {
+        (protocol.as_str(), &*target.endpoints[0].address) == ("acme-tls/1", "10.0.0.9:1")
+    };
+    let mut open = draft.routes.iter().filter(|route| !route.is_closed);
+    assert!(open.all(|route| route.by_alpn.iter().all(acme) && route.by_alpn.len() == 1), "{draft:?}");
     has(&draft, 6, Fate::NotConverted, "admin.test: left out for the sources that this rule leads elsewhere");
     has(&draft, 6, Fate::NotNeeded, "refuses all connections");
-    // The default would also take the names that are refused.
-    has(&draft, 6, Fate::NotConverted, "*: left out");
+    // The default does not take the names that are refused.
+    has(&draft, 6, Fate::NotNeeded, "*.no.test: the route admits nobody");
 }
 
 #[test]
@@ -301,7 +317,7 @@ fn a_listen_section_is_a_tcp_listener_with_its_sources_and_limits() {
     let target = pg.target.as_ref().expect("a target");
     let of = |at: usize| (target.endpoints[at].backup, target.endpoints[at].connections_max);
     assert_eq!(
-        (of(0), of(1), &pg.from[..]),
+        (of(0), of(1), &pg.sources.from[..]),
         ((false, Some(50)), (true, None), &["10.0.0.0/8".to_owned()][..])
     );
     assert_eq!((draft.per_source.connections, draft.per_source.new_per_second), (Some(20), Some(10)));
@@ -330,8 +346,8 @@ fn what_a_line_could_refuse_is_left_out_with_a_comment_at_its_place() {
         ))
     };
     for (rule, part) in [
-        ("tcp-request content reject if { req.ssl_sni -m reg ^a }", ""),
-        ("tcp-request content reject if { req.ssl_sni -m reg ^a } { src 10.0.0.0/8 }", " for 10.0.0.0/8"),
+        ("tcp-request content reject if { req.ssl_sni -m reg ^[ab] }", ""),
+        ("tcp-request content reject if { req.ssl_sni -m reg ^[ab] } { src 10.0.0.0/8 }", " for 10.0.0.0/8"),
         ("tcp-request content reject if { src -f missing.lst }", ""),
         ("tcp-response content reject", ""),
         ("filter spoe engine guard config guard.conf", ""),
@@ -365,9 +381,12 @@ fn rules_on_connections_judge_the_load_balancer_that_sends_a_header() {
          default_backend b\nbackend b\n server s 10.0.0.2:1\n",
     );
     let [direct, proxied] = &draft.listeners[..] else { panic!("{:?}", draft.listeners) };
-    assert_eq!((&direct.from[..], &direct.proxy_from[..]), (&["10.9.0.0/16".to_owned()][..], &[][..]));
+    assert_eq!(
+        (&direct.sources.from[..], &direct.proxy_from[..]),
+        (&["10.9.0.0/16".to_owned()][..], &[][..])
+    );
     assert_eq!(proxied.proxy_from, ["10.9.0.0/16"]);
-    assert_eq!((proxied.proxy, &proxied.from[0]), (true, &"0.0.0.0/1".to_owned()));
+    assert_eq!((proxied.proxy, &proxied.sources.except[0]), (true, &"128.0.0.0/1".to_owned()));
     // A limit of load balancers is none of clients.
     let draft = convert(
         "frontend f\n bind 10.0.0.1:1 accept-proxy\n stick-table type ip size 1m store conn_cur\n \
@@ -376,4 +395,85 @@ fn rules_on_connections_judge_the_load_balancer_that_sends_a_header() {
     );
     assert!(keys(&draft).is_empty());
     has(&draft, 5, Fate::NotConverted, "counts load balancers");
+}
+
+/// Returns the backends and the first addresses of the routes, by their keys.
+fn routes(draft: &Draft) -> Vec<(&str, &str)> {
+    draft
+        .routes
+        .iter()
+        .map(|route| (route.key.as_str(), route.target.endpoints[0].address.as_str()))
+        .collect()
+}
+
+#[test]
+fn backends_that_are_computed_of_the_name_are_routes() {
+    let of = |target: &str| {
+        convert_with(
+            &format!(
+                "frontend f\n bind :1\n tcp-request inspect-delay 5s\n use_backend {target}\n use_backend never if {{ req_ssl_sni -i c.test }}\n \
+                 default_backend rest\nbackend be-a.test-tls\n server s 10.0.0.1:1\nbackend never\n server s 10.0.0.8:1\n\
+                 backend rest\n server s 10.0.0.9:1\n"
+            ),
+            &|path| (path == "hosts.map").then(|| "x.test a.test\ny.test lost\n".to_owned()),
+        )
+    };
+    let draft = of("be-%[req.ssl_sni,lower]-tls");
+    assert_eq!(routes(&draft), [("a.test", "10.0.0.1:1"), ("*", "10.0.0.9:1"), ("-", "10.0.0.9:1")]);
+    // HAProxy looks at no rule below one that computes a backend, and takes the default if there is none of that name.
+    has(&draft, 5, Fate::NotNeeded, "an earlier rule matches all of these names");
+    let draft = of("be-%[req.ssl_sni,lower,map(hosts.map)]-tls");
+    assert_eq!(routes(&draft), [("x.test", "10.0.0.1:1"), ("*", "10.0.0.9:1"), ("-", "10.0.0.9:1")]);
+    let draft = of("be-%[req.ssl_sni,map(hosts.map,a.test)]-tls");
+    assert_eq!(
+        routes(&draft),
+        [("x.test", "10.0.0.1:1"), ("y.test", "10.0.0.9:1"), ("*", "10.0.0.1:1"), ("-", "10.0.0.9:1")]
+    );
+    let draft = of("be-%[req.ssl_sni,map(gone.map)]-tls");
+    has(&draft, 4, Fate::NotConverted, "gone.map cannot be read");
+}
+
+#[test]
+fn servers_that_rules_choose_have_routes_of_their_own() {
+    let draft = convert(
+        "frontend f\n bind :1\n tcp-request inspect-delay 5s\n default_backend b\nbackend b\n use-server one if { req_ssl_sni -i a.test }\n \
+         use-server odd if { path_beg /a }\n server one 10.0.0.1:1 weight 0 send-proxy\n server odd 10.0.0.2:1\n \
+         server-template w 3 pods.test:443 resolvers dns\n server-template srv 1-2 _https._tcp.pods.test resolvers dns\n",
+    );
+    assert_eq!(routes(&draft), [("a.test", "10.0.0.1:1"), ("*", "10.0.0.2:1"), ("-", "10.0.0.2:1")]);
+    assert_eq!(draft.routes[0].target.send_proxy, Some("v1"));
+    let addresses: Vec<&str> =
+        draft.routes[1].target.endpoints.iter().map(|endpoint| endpoint.address.as_str()).collect();
+    assert_eq!(addresses, ["10.0.0.2:1", "pods.test:443", "_https._tcp.pods.test"]);
+    assert!(draft.yaml("x").contains("{srv: \"_https._tcp.pods.test\"}"), "{}", draft.yaml("x"));
+    has(&draft, 6, Fate::Differs, "HAProxy takes another one");
+    has(&draft, 7, Fate::NotConverted, "its clients get one of all servers");
+}
+
+#[test]
+fn protocols_have_targets_with_their_settings_and_bytes_that_are_no_tls_a_fallback() {
+    let draft = convert(
+        "frontend f\n bind :1\n tcp-request inspect-delay 5s\n use_backend ssh if { payload(0,4) -m bin 5353482d }\n \
+         use_backend imap if { req.ssl_alpn imap }\n use_backend smtp if { req.ssl_alpn smtp }\n default_backend web\n\
+         backend ssh\n server s 10.0.0.4:22\nbackend imap\n server s 10.0.0.1:1 send-proxy check maxconn 9\n\
+         backend smtp\n server s 10.0.0.2:1\nbackend web\n server s 10.0.0.3:1 send-proxy-v2\n server t 10.0.0.5:1 backup\n",
+    );
+    let [imap, smtp] = &draft.routes[0].by_alpn[..] else { panic!("{:?}", draft.routes) };
+    assert_eq!((imap.1.send_proxy, imap.1.health.is_some()), (Some("v1"), true));
+    let yaml = draft.yaml("x");
+    for part in [
+        "      \"smtp\": \"10.0.0.2:1\"  # line 13\n",
+        "      \"imap\":  # backend imap\n",
+        "    fallback:  # backend web\n",
+    ] {
+        assert!(yaml.contains(part), "{part}: {yaml}");
+    }
+    assert_eq!(smtp.0, "smtp");
+    has(&draft, 5, Fate::Differs, "takes the first rule, and `byAlpn` the client's first one of imap, smtp");
+    has(&draft, 7, Fate::Differs, "do not speak TLS and match the rule in line 4");
+    assert!(
+        draft.remarks.iter().all(|one| !(one.line == 4 && one.fate == Fate::NotConverted)),
+        "{:?}",
+        draft.remarks
+    );
 }

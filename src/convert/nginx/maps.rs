@@ -8,7 +8,8 @@ use isthmus_document::scalar::host_name;
 use super::{Conversion, Server};
 use crate::blocks::Directive;
 use crate::draft::{Endpoint, Fate, Target};
-use crate::names::{How, Pattern, without_groups};
+use crate::expressions::{further, patterns_of};
+use crate::names::{How, Pattern};
 use crate::rules::{Lead, Rule, Then, When};
 use crate::sources::Sources;
 use crate::values::{has_port, server_address};
@@ -51,6 +52,14 @@ fn variable(value: &str) -> Option<&str> {
     (!name.is_empty() && name.chars().all(is_sign)).then_some(name)
 }
 
+/// Returns the text before the first variable of a value, the name of that variable, and the text after it.
+fn first_variable(value: &str) -> Option<(&str, &str, &str)> {
+    let (before, rest) = value.split_once('$')?;
+    let is_sign = |sign: char| sign.is_ascii_alphanumeric() || sign == '_';
+    let end = rest.find(|sign| !is_sign(sign)).unwrap_or(rest.len());
+    Some((before, &rest[..end], &rest[end..]))
+}
+
 /// Returns the two variables of a value and the text between them.
 fn pair(value: &str) -> Option<(&str, &str, &str)> {
     let is_between = |sign: char| !sign.is_ascii_alphanumeric() && sign != '_';
@@ -83,29 +92,40 @@ impl<'a> Conversion<'a> {
         self.choices.insert(name, Choice { directive, is_used: false });
     }
 
-    /// Adds the rules by which the clients of a condition are led to a value.
-    pub(super) fn rules_of(
-        &mut self,
-        line: usize,
-        value: &str,
-        when: When,
-        depth: usize,
-        plan: &mut Server<'_>,
-    ) {
-        let choice =
-            variable(value).filter(|_| depth < DEPTH_MAX).and_then(|name| self.choices.get_mut(name));
-        let lead = match choice {
-            Some(Choice { directive, is_used }) => {
-                *is_used = true;
-                let directive = *directive;
-                match directive.name() {
-                    "map" => return self.map(directive, &when, depth, plan),
-                    "geo" => return self.geo(directive, &when, depth, plan),
-                    _ => self.split(directive),
-                }
+    /// Adds the rules by which the clients of a condition are led to a value, which may have variables.
+    pub(super) fn rules_of(&mut self, line: usize, value: &str, when: When, plan: &mut Server<'_>) {
+        let port = plan.port.map(|port| port.to_string());
+        let value = &port.map_or_else(|| value.to_owned(), |port| value.replace("$server_port", &port));
+        let of_block =
+            first_variable(value).filter(|_| plan.depth < DEPTH_MAX).and_then(|(before, name, after)| {
+                let choice = self.choices.get_mut(name)?;
+                // The parts of a block of percentages are endpoints of one route.
+                let is_whole = before.is_empty() && after.is_empty();
+                (is_whole || choice.directive.name() != "split_clients").then_some((choice, (before, after)))
+            });
+        let Some((Choice { directive, is_used }, around)) = of_block else {
+            if value.is_empty() {
+                return plan.choices.push(Rule::new(line, when, Then::Refuse));
             }
-            None => self.lead(line, value),
+            let lead = self.lead(line, value);
+            return Self::lead_on(line, when, lead, plan);
         };
+        *is_used = true;
+        let directive = *directive;
+        plan.depth += 1;
+        match directive.name() {
+            "map" => self.map(directive, &when, around, plan),
+            "geo" => self.geo(directive, &when, around, plan),
+            _ => {
+                let lead = self.split(directive);
+                Self::lead_on(line, when, lead, plan);
+            }
+        }
+        plan.depth -= 1;
+    }
+
+    /// Adds the rule that leads the clients of a condition there.
+    fn lead_on(line: usize, when: When, lead: Lead, plan: &mut Server<'_>) {
         let number = plan.leads.iter().position(|known| known.name == lead.name).unwrap_or_else(|| {
             let target = lead.target.map(|target| Target {
                 connect_timeout: plan.connect_timeout.cloned(),
@@ -118,21 +138,29 @@ impl<'a> Conversion<'a> {
         plan.choices.push(Rule::new(line, when, Then::To(number)));
     }
 
-    /// Adds the rules of a map.
-    fn map(&mut self, map: &'a Directive, when: &When, depth: usize, plan: &mut Server<'_>) {
-        let of = map.words.get(1).map_or("", String::as_str);
-        plan.reads_hello |= [SNI, ALPN, PROTOCOL].iter().any(|variable| of.contains(variable));
-        plan.has_fallback |= of.contains(PROTOCOL);
-        let has_wildcards = map.inner().iter().any(|entry| entry.name() == "hostnames");
-        // A file that is included may have any key.
+    /// Adds the rules of a map whose values have a text before and after them.
+    fn map(&mut self, map: &'a Directive, when: &When, around: (&str, &str), plan: &mut Server<'_>) {
+        // A file that cannot be read may have any key.
         for entry in map.inner().iter().filter(|entry| entry.words.len() != 1 && entry.name() == "include") {
             plan.choices.push(Rule::new(entry.line, both(when, When::Unknown), Then::Refuse));
         }
+        for (line, test, value) in self.outcomes(map, plan) {
+            let (before, after) = around;
+            self.rules_of(line, &format!("{before}{value}{after}"), both(when, test), plan);
+        }
+    }
+
+    /// Returns the values of a map in the order in which nginx looks at their keys, each with its condition; the default is the last one.
+    fn outcomes(&mut self, map: &'a Directive, plan: &mut Server<'_>) -> Vec<(usize, When, &'a str)> {
+        let of = map.words.get(1).map_or("", String::as_str);
+        plan.reads_hello |= [SNI, ALPN, PROTOCOL].iter().any(|variable| of.contains(variable));
+        let has_wildcards = map.inner().iter().any(|entry| entry.name() == "hostnames");
         let mut ranked = Vec::new();
-        let mut default = None;
+        // nginx closes connections that lead to an empty value.
+        let mut default = (map.line, When::Always, "");
         for (line, key, value) in entries(map) {
             if key == "default" {
-                default = Some((line, value));
+                default = (line, When::Always, value);
                 continue;
             }
             for (rank, test) in self.test((map, line), of, key, has_wildcards, plan) {
@@ -140,14 +168,25 @@ impl<'a> Conversion<'a> {
             }
         }
         ranked.sort_by_key(|(rank, ..)| *rank);
-        for (_, line, test, value) in ranked {
-            self.rules_of(line, value, both(when, test), depth + 1, plan);
+        ranked.into_iter().map(|(_, line, test, value)| (line, test, value)).chain([default]).collect()
+    }
+
+    /// Returns the condition that a map gives its variable this value.
+    fn has_value(&mut self, map: &'a Directive, wanted: &str, plan: &mut Server<'_>) -> When {
+        let is_whole = map.inner().iter().all(|entry| entry.name() != "include" || entry.words.len() == 1);
+        let outcomes = self.outcomes(map, plan);
+        if !is_whole || outcomes.iter().any(|(.., value)| value.contains('$')) {
+            return When::Unknown;
         }
-        match default {
-            Some((line, value)) => self.rules_of(line, value, when.clone(), depth + 1, plan),
-            // nginx closes connections that lead to an empty value.
-            None => plan.choices.push(Rule::new(map.line, when.clone(), Then::Refuse)),
+        let (mut earlier, mut any) = (Vec::new(), Vec::new());
+        for (_, test, value) in outcomes {
+            if value == wanted {
+                any.push(both(&When::Any(earlier.clone()).not(), test));
+            } else {
+                earlier.push(test);
+            }
         }
+        When::Any(any)
     }
 
     /// Returns the conditions that a value matches a key of a map.
@@ -157,7 +196,7 @@ impl<'a> Conversion<'a> {
         of: &str,
         key: &str,
         has_wildcards: bool,
-        plan: &Server<'_>,
+        plan: &mut Server<'_>,
     ) -> Vec<(Rank, When)> {
         let rank = if key.starts_with('~') { Rank::Expression } else { Rank::Plain };
         let unknown = |conversion: &mut Self, why: &str| {
@@ -175,19 +214,7 @@ impl<'a> Conversion<'a> {
             return vec![(rank, When::All(tests.into_iter().map(|(_, test)| test).collect()))];
         }
         match of {
-            SNI => match names(key, has_wildcards) {
-                Ok(all) => all.into_iter().map(|(rank, name)| (rank, When::Names(vec![name]))).collect(),
-                Err(why) => {
-                    self.not_converted(line, format!("{key:?}: {why}"));
-                    // It may match an empty name, too.
-                    let names = |how, text| When::Names(vec![Pattern::new(how, text)]);
-                    if let Some(start) = key.strip_suffix('*').filter(|_| rank == Rank::Plain) {
-                        return vec![(Rank::OpenEnd, names(How::Start, start))];
-                    }
-                    let nameless = When::All(vec![names(How::Nameless, ""), When::Unknown]);
-                    vec![(rank, When::Any(vec![names(How::Other, key), nameless]))]
-                }
-            },
+            SNI => self.name_test(line, key, has_wildcards),
             ALPN if key.is_empty() => vec![(rank, When::Protocol(String::new()))],
             ALPN => match protocol(key) {
                 Some(protocol) => vec![(rank, When::Protocol(protocol))],
@@ -196,14 +223,25 @@ impl<'a> Conversion<'a> {
             PROTOCOL if rank == Rank::Plain => vec![(rank, When::Version(key.to_owned()))],
             of => {
                 let name = variable(of).unwrap_or_default();
-                let geo = self.choices.get_mut(name).filter(|choice| choice.directive.name() == "geo");
-                let Some(geo) = geo.filter(|_| rank == Rank::Plain) else {
+                let block =
+                    self.choices.get_mut(name).filter(|choice| choice.directive.name() != "split_clients");
+                let Some(block) = block.filter(|_| rank == Rank::Plain && plan.depth < DEPTH_MAX) else {
                     let why =
                         format!("{of} has no counterpart here; the name, the protocols and the source have");
                     return unknown(self, &why);
                 };
-                geo.is_used = true;
-                let sources = sources(geo.directive).filter(|_| !plan.hides_sources);
+                block.is_used = true;
+                let directive = block.directive;
+                if directive.name() == "map" {
+                    plan.depth += 1;
+                    let test = self.has_value(directive, key, plan);
+                    plan.depth -= 1;
+                    return match test {
+                        When::Unknown => unknown(self, "the values of the map are not known here"),
+                        test => vec![(rank, test)],
+                    };
+                }
+                let sources = sources(directive).filter(|_| !plan.hides_sources);
                 match sources {
                     Some(mut sources) => {
                         let of = sources.remove(key).unwrap_or_default();
@@ -215,15 +253,42 @@ impl<'a> Conversion<'a> {
         }
     }
 
-    /// Adds the rules of a `geo` block whose values are servers.
-    fn geo(&mut self, geo: &'a Directive, when: &When, depth: usize, plan: &mut Server<'_>) {
+    /// Returns the conditions that the server name matches a key of a map.
+    fn name_test(&mut self, line: usize, key: &str, has_wildcards: bool) -> Vec<(Rank, When)> {
+        let names = |how, text| When::Names(vec![Pattern::new(how, text)]);
+        // An expression may match an empty name, too.
+        let nameless = || When::All(vec![names(How::Nameless, ""), When::Unknown]);
+        match self::names(key, has_wildcards) {
+            Ok(all) => {
+                let patterns: Vec<Pattern> = all.iter().map(|(_, name)| name.clone()).collect();
+                let text = further(key, &patterns).filter(|_| key.starts_with('~'));
+                text.into_iter().for_each(|text| self.draft.remark(line, Fate::Differs, text));
+                let is_wider = patterns.iter().any(Pattern::is_unknown);
+                let all = all.into_iter().map(|(rank, name)| (rank, When::Names(vec![name])));
+                all.chain(is_wider.then(|| (Rank::Expression, nameless()))).collect()
+            }
+            Err(why) => {
+                self.not_converted(line, format!("{key:?}: {why}"));
+                if let Some(start) = key.strip_suffix('*').filter(|_| !key.starts_with('~')) {
+                    return vec![(Rank::OpenEnd, names(How::Start, start))];
+                }
+                let rank = if key.starts_with('~') { Rank::Expression } else { Rank::Plain };
+                vec![(rank, When::Any(vec![names(How::Other, key), nameless()]))]
+            }
+        }
+    }
+
+    /// Adds the rules of a `geo` block whose values have a text before and after them.
+    fn geo(&mut self, geo: &'a Directive, when: &When, around: (&str, &str), plan: &mut Server<'_>) {
         let Some(sources) = sources(geo).filter(|_| !plan.hides_sources) else {
             let text = format!("{}: its sources are not known here", geo.quoted());
             self.not_converted(geo.line, text);
             return plan.choices.push(Rule::new(geo.line, when.clone(), Then::Refuse));
         };
         for (value, of) in sources {
-            self.rules_of(geo.line, value, both(when, When::Sources(of.clone(), of)), depth + 1, plan);
+            let (before, after) = around;
+            let when = both(when, When::Sources(of.clone(), of));
+            self.rules_of(geo.line, &format!("{before}{value}{after}"), when, plan);
         }
     }
 
@@ -231,7 +296,13 @@ impl<'a> Conversion<'a> {
     fn lead(&mut self, line: usize, value: &str) -> Lead {
         let mut lead = Lead { name: value.to_owned(), ..Lead::default() };
         let address = server_address(value, None).filter(|_| has_port(value));
-        if value.contains('$') {
+        if value.contains(SNI) {
+            let text = format!(
+                "{value:?}: isthmus connects to no name that a client chooses, because such a router is an open relay; write a route for \
+                 each name"
+            );
+            self.not_converted(line, text);
+        } else if value.contains('$') {
             self.not_converted(line, format!("the value {value:?} is computed for each connection"));
         } else if let Some((target, unread)) = self.upstream(value) {
             lead.target = Some(target).filter(|target| !target.endpoints.is_empty());
@@ -354,23 +425,14 @@ pub(super) fn names(key: &str, has_wildcards: bool) -> Result<Vec<(Rank, Pattern
         // The key of clients that send no name.
         "" => Ok(vec![(Rank::Plain, Pattern::new(How::Nameless, ""))]),
         key if key.starts_with('~') => {
-            let all = match of_expression(key) {
-                Some(found) => Some(vec![found]),
-                None => {
-                    without_groups(key).and_then(|all| all.iter().map(|key| of_expression(key)).collect())
-                }
-            };
-            let all = all.ok_or_else(|| "a regular expression has no counterpart".to_owned())?;
-            let mut patterns = Vec::new();
-            for (text, depth) in all {
-                if depth != Depth::Below {
-                    patterns.push((Rank::Expression, exact(&text)?));
-                }
-                if depth != Depth::One {
-                    patterns.push((Rank::Expression, below(&text)?));
-                }
+            let text = key.trim_start_matches('~').trim_start_matches('*');
+            let mut patterns =
+                patterns_of(text).ok_or_else(|| "a regular expression has no counterpart".to_owned())?;
+            // nginx compares it with an empty name, too.
+            if patterns.contains(&Pattern::new(How::Any, "")) && !text.contains('+') {
+                patterns.push(Pattern::new(How::Nameless, ""));
             }
-            Ok(patterns)
+            Ok(patterns.into_iter().map(|pattern| (Rank::Expression, pattern)).collect())
         }
         key if has_wildcards && key.starts_with("*.") => Ok(vec![(wildcard(&key[2..]), below(&key[2..])?)]),
         key if has_wildcards && key.starts_with('.') => {
@@ -384,36 +446,4 @@ pub(super) fn names(key: &str, has_wildcards: bool) -> Result<Vec<(Rank, Pattern
         }
         key => Ok(vec![(Rank::Plain, exact(key)?)]),
     }
-}
-
-/// The names that a regular expression matches.
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum Depth {
-    One,
-    Below,
-    Both,
-}
-
-/// Returns the name of a regular expression that means one name, all below it, or both.
-fn of_expression(key: &str) -> Option<(String, Depth)> {
-    let text = key.strip_prefix("~*").or_else(|| key.strip_prefix('~'))?;
-    let text = text.strip_suffix('$')?;
-    let forms = [
-        ("^(.+\\.)?", Depth::Both),
-        ("^(.*\\.)?", Depth::Both),
-        ("^(?:.+\\.)?", Depth::Both),
-        ("(^|\\.)", Depth::Both),
-        ("^.+\\.", Depth::Below),
-        ("^.*\\.", Depth::Below),
-        ("^(.+)\\.", Depth::Below),
-        ("\\.", Depth::Below),
-        ("^", Depth::One),
-    ];
-    let (rest, depth) =
-        forms.into_iter().find_map(|(form, depth)| Some((text.strip_prefix(form)?, depth)))?;
-    let plain = rest.replace("\\.", ".").replace("\\-", "-");
-    // A dot without a backslash matches any sign.
-    let has_open_dots = rest.replace("\\.", "").contains('.');
-    let is_plain = |sign: char| sign.is_ascii_alphanumeric() || "-_.".contains(sign);
-    (!has_open_dots && plain.chars().all(is_plain)).then_some((plain, depth))
 }

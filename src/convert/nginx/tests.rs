@@ -1,9 +1,18 @@
 //! Tests of the conversion of nginx configs.
 
 use super::*;
+use crate::draft::Target;
 
 fn keys(draft: &Draft) -> Vec<(&str, &str)> {
     draft.routes.iter().map(|route| (route.key.as_str(), route.target.backend.as_str())).collect()
+}
+
+fn address(target: &Target) -> &str {
+    &target.endpoints[0].address
+}
+
+fn convert(text: &str) -> Draft {
+    convert_with(text, &|_| None)
 }
 
 fn has(draft: &Draft, line: usize, fate: Fate, part: &str) {
@@ -37,7 +46,7 @@ fn a_map_by_name_is_routes() {
     assert_eq!((target.send_proxy, draft.routes[1].target.policy), (Some("v1"), Some("leastRequest")));
     let binds: Vec<String> = draft.listeners.iter().map(|listener| listener.bind.to_string()).collect();
     assert_eq!(binds, [":443"]);
-    has(&draft, 2, Fate::Differs, "not_tls");
+    assert_eq!(draft.listeners[0].fallback.as_ref(), Some(target));
 }
 
 #[test]
@@ -45,8 +54,9 @@ fn a_name_that_leads_nowhere_reaches_no_wider_route() {
     let draft = stream(
         "map $ssl_preread_server_name $up { hostnames; no.x.test deny; *.x.test a; *.y.test b; ~^q[0-9] a; }",
     );
-    assert_eq!(keys(&draft), [("*.y.test", "b")]);
-    has(&draft, 2, Fate::NotConverted, "*.x.test: left out");
+    assert_eq!(keys(&draft), [("*.x.test", "a"), ("*.y.test", "b"), ("no.x.test", "")]);
+    assert!(draft.routes[2].is_closed);
+    has(&draft, 2, Fate::NotNeeded, "no.x.test: the route admits nobody");
     has(&draft, 2, Fate::NotConverted, "a regular expression has no counterpart");
 }
 
@@ -54,13 +64,13 @@ fn a_name_that_leads_nowhere_reaches_no_wider_route() {
 fn expressions_that_mean_names_are_names() {
     for (key, wanted) in [
         ("~^a\\.test$", Some("a.test")),
-        ("~*^(.+\\.)?a\\.test$", Some("a.test *.a.test")),
+        ("~*^(.+\\.)?a\\.test$", Some("*.a.test a.test")),
         ("~\\.a\\.test$", Some("*.a.test")),
         ("~^.+\\.a\\.test$", Some("*.a.test")),
         ("~^(a|b)\\.test$", Some("a.test b.test")),
         ("~^(?:www\\.)?a\\.test$", Some("www.a.test a.test")),
-        ("~a\\.test$", None),
-        ("~^a.test$", None),
+        ("~a\\.test$", Some("a.test *.a.test")),
+        ("~^a.test$", Some("a.test")),
         ("~^a[0-9]\\.test$", None),
     ] {
         let found = maps::names(key, true).ok();
@@ -78,17 +88,21 @@ fn protocols_sources_parts_and_fallbacks_have_counterparts() {
         "map $ssl_preread_alpn_protocols $up { ~\\bacme-tls/1\\b 10.0.0.9:443; default $name; }\n\
          map $ssl_preread_server_name $name { a.test a; }",
     );
-    assert_eq!(draft.routes[0].by_alpn, [("acme-tls/1".to_owned(), vec!["10.0.0.9:443".to_owned()])]);
+    let [(protocol, target)] = &draft.routes[0].by_alpn[..] else { panic!("{:?}", draft.routes) };
+    assert_eq!(
+        (protocol.as_str(), target.send_proxy, address(target)),
+        ("acme-tls/1", Some("v1"), "10.0.0.9:443")
+    );
     let draft = stream(
         "map $ssl_preread_protocol $up { \"\" 127.0.0.1:22; default $name; }\nmap $ssl_preread_server_name $name { a.test a; }",
     );
-    assert_eq!(draft.listeners[0].fallback, Some((2, "127.0.0.1:22".to_owned())));
+    assert_eq!(draft.listeners[0].fallback.as_ref().map(address), Some("127.0.0.1:22"));
     assert_eq!(keys(&draft), [("a.test", "a")]);
     let draft = stream(
         "geo $office { default 0; 10.0.0.0/8 1; 192.0.2.7 1; }\n\
          map \"$office:$ssl_preread_server_name\" $up { \"1:a.test\" a; }",
     );
-    assert_eq!(draft.listeners[0].from, ["10.0.0.0/8", "192.0.2.7/32"]);
+    assert_eq!(draft.listeners[0].sources.from, ["10.0.0.0/8", "192.0.2.7/32"]);
     let draft = stream(
         "split_clients \"$remote_addr\" $part { 25% 10.0.0.7:443; * b; }\nmap $ssl_preread_server_name $up { a.test $part; }",
     );
@@ -105,7 +119,7 @@ fn a_server_with_one_target_is_a_tcp_listener() {
     );
     let [listener] = &draft.listeners[..] else { panic!("{:?}", draft.listeners) };
     assert_eq!(
-        (&listener.from, &listener.proxy_from),
+        (&listener.sources.from, &listener.proxy_from),
         (&vec!["10.0.0.0/8".to_owned()], &vec!["10.0.0.1/32".to_owned()])
     );
     assert_eq!(listener.target.as_ref().expect("a target").endpoints[0].address, "db.test:5432");
@@ -170,4 +184,58 @@ fn a_fallback_admits_no_source_that_nginx_refuses() {
     );
     assert_eq!((&draft.listeners[0].fallback, keys(&draft)), (&None, vec![("a.test", "a")]));
     has(&draft, 2, Fate::NotConverted, "the listener has no `fallback`");
+}
+
+#[test]
+fn files_that_are_included_are_read_with_the_line_of_their_directive() {
+    let read = |path: &str| match path {
+        "/etc/nginx/streams/*.conf" => {
+            Some("map $ssl_preread_server_name $up {\n  include names.map;\n}\n".to_owned())
+        }
+        "names.map" => Some("a.test a;\nb.test b;\n".to_owned()),
+        "deny.conf" => Some("deny 10.0.0.0/8;\nodd\n".to_owned()),
+        _ => None,
+    };
+    let of = |line: &str| {
+        let server = format!("server {{ listen 443; ssl_preread on; {line} proxy_pass $up; }}");
+        convert_with(
+            &format!("stream {{\ninclude /etc/nginx/streams/*.conf;\n{UPSTREAMS}{server}\n}}\n"),
+            &read,
+        )
+    };
+    let draft = of("");
+    assert_eq!(keys(&draft), [("a.test", "a"), ("b.test", "b")]);
+    assert_eq!(draft.routes[0].line, 2);
+    let draft = of("include deny.conf;");
+    has(&draft, 5, Fate::NotConverted, "deny.conf:2: `odd` has no end");
+    let draft = of("include gone.conf;");
+    assert!(draft.routes.is_empty());
+    has(&draft, 5, Fate::NotConverted, "`include gone.conf`: the file cannot be read");
+}
+
+#[test]
+fn values_of_maps_are_parts_of_addresses_and_keys_of_maps() {
+    let of = |maps: &str, pass: &str| {
+        convert(&format!(
+            "stream {{\n{maps}\n{UPSTREAMS}server {{ listen 443; ssl_preread on; proxy_pass {pass}; }}\n}}\n"
+        ))
+    };
+    let draft = of(
+        "map $ssl_preread_alpn_protocols $port { ~\\bacme-tls/1\\b 10443; default 443; }",
+        "127.0.0.1:$port",
+    );
+    assert_eq!(keys(&draft), [("*", "127.0.0.1:443"), ("-", "127.0.0.1:443")]);
+    assert_eq!(address(&draft.routes[0].by_alpn[0].1), "127.0.0.1:10443");
+    let draft =
+        of("map $ssl_preread_server_name $host { a.test 10.0.0.1; b.test 10.0.0.2; }", "$host:$server_port");
+    assert_eq!(keys(&draft), [("a.test", "10.0.0.1:443"), ("b.test", "10.0.0.2:443")]);
+    let draft = of(
+        "map $ssl_preread_server_name $kind { hostnames; *.a.test own; a.test own; default other; }\nmap $kind $up { own a; other b; }",
+        "$up",
+    );
+    assert_eq!(keys(&draft), [("a.test", "a"), ("*.a.test", "a"), ("*", "b"), ("-", "b")]);
+    let draft =
+        of("map $ssl_preread_server_name $up { a.test a; default $ssl_preread_server_name:443; }", "$up");
+    assert_eq!(keys(&draft), [("a.test", "a")]);
+    has(&draft, 2, Fate::NotConverted, "open relay");
 }

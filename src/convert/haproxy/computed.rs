@@ -1,0 +1,218 @@
+//! Backends whose names HAProxy computes of the server name: `use_backend %[req.ssl_sni,lower,map_end(hosts.map,web)]-https`.
+
+use std::cmp::Reverse;
+
+use super::Conversion;
+use super::conditions::{Acls, of_map};
+use super::frontend::Front;
+use crate::names::{How, Pattern};
+use crate::rules::{Rule, Then, When};
+use crate::words::Line;
+use isthmus_document::scalar::host_name;
+
+/// The name of a backend that is made of the server name, or of what a map has for it.
+struct Computed<'m> {
+    /// The texts before and after the value.
+    around: (&'m str, &'m str),
+    is_lower: bool,
+    map: Option<Mapping<'m>>,
+}
+
+/// A map by the server name.
+pub(super) struct Mapping<'m> {
+    pub(super) path: &'m str,
+    /// The method by which names are compared, as after `-m`.
+    pub(super) method: &'static str,
+    /// The value of all other names.
+    pub(super) default: Option<&'m str>,
+}
+
+impl<'m> Mapping<'m> {
+    /// Reads a converter such as `map_end(hosts.map,web)`.
+    pub(super) fn of(converter: &'m str) -> Option<Self> {
+        let (name, arguments) = converter.strip_suffix(')')?.split_once('(')?;
+        let method = match name {
+            "map" | "map_str" => "str",
+            "map_beg" => "beg",
+            "map_sub" => "sub",
+            "map_end" => "end",
+            "map_dom" => "dom",
+            "map_reg" => "reg",
+            _ => return None,
+        };
+        let (path, default) =
+            arguments.split_once(',').map_or((arguments, None), |(path, default)| (path, Some(default)));
+        Some(Self { path, method, default })
+    }
+
+    /// Returns the lines of the map, in the order in which HAProxy looks at them: of several beginnings, the longest decides.
+    pub(super) fn in_order<'t>(&self, text: &'t str) -> Vec<Result<(&'t str, &'t str), usize>> {
+        let mut all: Vec<_> = entries(text).collect();
+        if self.method == "beg" {
+            all.sort_by_key(|entry| Reverse(entry.map_or(0, |(name, _)| name.len())));
+        }
+        all
+    }
+}
+
+/// Returns the lines of a map with their numbers: a name and its value. A line that has another form is an error with its number.
+fn entries(text: &str) -> impl Iterator<Item = Result<(&str, &str), usize>> {
+    text.lines().enumerate().filter_map(|(number, entry)| {
+        let entry = entry.trim();
+        if entry.is_empty() || entry.starts_with('#') {
+            return None;
+        }
+        // A value may have blanks, but a backend has none.
+        let halves = entry.split_once(char::is_whitespace).map(|(name, value)| (name, value.trim()));
+        Some(halves.filter(|(_, value)| !value.contains(char::is_whitespace)).ok_or(number + 1))
+    })
+}
+
+/// Returns true if the first of these converters makes a name lower, and the others.
+pub(super) fn without_lower(converters: &str) -> (bool, &str) {
+    match converters.strip_prefix("lower") {
+        Some("") => (true, ""),
+        Some(rest) => rest.strip_prefix(',').map_or((false, converters), |rest| (true, rest)),
+        None => (false, converters),
+    }
+}
+
+impl<'m> Computed<'m> {
+    fn of(target: &'m str) -> Option<Self> {
+        let (before, rest) = target.split_once("%[")?;
+        let (inner, after) = rest.split_once(']')?;
+        let (sample, converters) = inner.split_once(',').unwrap_or((inner, ""));
+        if !["req.ssl_sni", "req_ssl_sni"].contains(&sample) || after.contains("%[") {
+            return None;
+        }
+        let (is_lower, rest) = without_lower(converters);
+        let map = if rest.is_empty() { None } else { Some(Mapping::of(rest)?) };
+        Some(Self { around: (before, after), is_lower, map })
+    }
+
+    /// Returns the backend for a value.
+    fn backend(&self, value: &str) -> String {
+        format!("{}{value}{}", self.around.0, self.around.1)
+    }
+}
+
+impl Conversion<'_> {
+    /// Adds the rules of a line that computes the name of the backend. `default`: the backend of clients for whom no such backend is.
+    pub(super) fn computed(
+        &mut self,
+        (line, when): (&Line, When),
+        acls: &Acls<'_>,
+        default: Option<&str>,
+        front: &mut Front<'_>,
+    ) {
+        let number = line.number;
+        let Some(computed) = Computed::of(&line.words[1]) else {
+            let text = format!(
+                "the backend {} is computed for each connection; write a route for each name",
+                line.words[1]
+            );
+            return self.any_backend((number, text), when, default, front);
+        };
+        match &computed.map {
+            None => self.by_name(number, &computed, &when, front),
+            Some(map) => {
+                let Some(text) = acls.file(map.path) else {
+                    let text =
+                        format!("the file {} cannot be read; write a route for each of its names", map.path);
+                    return self.any_backend((number, text), when, default, front);
+                };
+                self.map(line, &computed, &text, &when, front);
+            }
+        }
+        // HAProxy looks at no further rule.
+        match default {
+            Some(default) => self.lead_on(number, when, default, front),
+            None => front.choices.push(Rule::new(number, when, Then::Refuse)),
+        }
+    }
+
+    /// Adds the rules of a line whose clients may go to any backend, and one that is not among these may refuse them.
+    fn any_backend(
+        &mut self,
+        (line, text): (usize, String),
+        when: When,
+        default: Option<&str>,
+        front: &mut Front<'_>,
+    ) {
+        self.not_converted(line, text);
+        let when = When::All(vec![when, When::Unknown]);
+        if !self.closed_backends.is_empty() || default.is_none() {
+            front.choices.push(Rule::new(line, when.clone(), Then::Refuse));
+        }
+        let names: Vec<String> = self.backends.keys().cloned().collect();
+        names.iter().for_each(|name| self.lead_on(line, when.clone(), name, front));
+    }
+
+    /// Adds a rule for each backend that is named for a server name.
+    fn by_name(&mut self, line: usize, computed: &Computed<'_>, when: &When, front: &mut Front<'_>) {
+        let (before, after) = computed.around;
+        let all: Vec<String> = self.backends.keys().chain(&self.closed_backends).cloned().collect();
+        for backend in all {
+            let name = backend.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
+            if let Some(name) = name.filter(|name| host_name(name).is_ok()) {
+                let named = When::Names(vec![Pattern::new(How::Name, name)]);
+                self.lead_on(line, both(when, named), &backend, front);
+            }
+        }
+    }
+
+    /// Adds the rules of a file of names and values.
+    fn map(&mut self, line: &Line, computed: &Computed<'_>, text: &str, when: &When, front: &mut Front<'_>) {
+        let Some(map) = &computed.map else { return };
+        let number = line.number;
+        // A value for which there is no backend is as one that is missing.
+        let mut is_missing = Vec::new();
+        for entry in map.in_order(text) {
+            match entry {
+                Ok((pattern, value)) => {
+                    let condition = of_map(map.method, pattern, computed.is_lower);
+                    self.told(line, &condition, "the line of the map leads no client");
+                    let backend = computed.backend(value);
+                    if self.has_backend(&backend) {
+                        let mut when = both(when, condition.when);
+                        if !is_missing.is_empty() {
+                            when = both(&When::Any(is_missing.clone()).not(), when);
+                        }
+                        self.lead_on(number, when, &backend, front);
+                    } else {
+                        is_missing.push(condition.when);
+                    }
+                }
+                Err(of_file) => {
+                    let text = format!("line {of_file} of {} is not a name and a backend", map.path);
+                    self.not_converted(number, text);
+                    front.choices.push(Rule::could_refuse(number));
+                }
+            }
+        }
+        let default =
+            map.default.map(|default| computed.backend(default)).filter(|name| self.has_backend(name));
+        if let Some(default) = default {
+            // Without a server name there is nothing to look up.
+            let mut named = When::Names(vec![Pattern::new(How::Any, "")]);
+            if !is_missing.is_empty() {
+                named = both(&When::Any(is_missing).not(), named);
+            }
+            self.lead_on(number, both(when, named), &default, front);
+        }
+    }
+
+    /// Returns true if the file has a section of this name to which a rule can lead.
+    fn has_backend(&self, name: &str) -> bool {
+        self.backends.contains_key(name) || self.closed_backends.contains(name)
+    }
+}
+
+/// Returns the condition that two conditions are true.
+fn both(one: &When, other: When) -> When {
+    match (one, other) {
+        (When::Always, other) => other,
+        (one, When::Always) => one.clone(),
+        (one, other) => When::All(vec![one.clone(), other]),
+    }
+}
