@@ -15,8 +15,10 @@ use tokio::net::{TcpStream, UnixStream};
 
 use isthmus_api::text::encoded;
 
-/// The time within which the API must respond.
+/// The time within which a response must be complete.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// The time within which the response to a question must begin: a gateway that hangs accepts connections, and says nothing.
+const BEGINS_WITHIN: Duration = Duration::from_secs(3);
 
 /// The unix socket of the shipped systemd unit, which is the default address if it exists.
 pub const SOCKET: &str = "/run/isthmus/admin.sock";
@@ -134,8 +136,12 @@ pub async fn ask(admin: &str, method: &str, path: &str) -> Result<ApiResponse, C
 
 async fn send(admin: &str, method: &str, path: &str, sent: Sent<'_>) -> Result<ApiResponse, ClientError> {
     let server = Server::parse(admin)?;
+    // A probe of endpoints ends before the response begins.
+    let is_quick = method == "GET" && !path.contains("probe");
+    let begins_within = if is_quick { BEGINS_WITHIN } else { sent.patience };
     let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
-    match tokio::time::timeout(sent.patience, exchange(server, method, path, sent.text)).await {
+    match tokio::time::timeout(sent.patience, exchange(server, begins_within, method, path, sent.text)).await
+    {
         Ok(answer) => answer.map_err(|error| match is_forbidden(admin, &error) {
             true => ClientError::Forbidden { url: admin.to_owned(), cause: error.to_string() },
             false => unreachable(error.to_string()),
@@ -183,42 +189,51 @@ impl<'a> Server<'a> {
     }
 }
 
-async fn exchange(server: Server<'_>, method: &str, path: &str, text: &str) -> Result<ApiResponse, Failed> {
-    match server {
-        Server::Socket(socket) => {
-            exchange_over(UnixStream::connect(socket).await?, "localhost", method, path, text).await
-        }
-        Server::Host(host) => exchange_over(TcpStream::connect(host).await?, host, method, path, text).await,
-    }
-}
-
-async fn exchange_over(
-    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    host: &str,
+async fn exchange(
+    server: Server<'_>,
+    begins_within: Duration,
     method: &str,
     path: &str,
     text: &str,
 ) -> Result<ApiResponse, Failed> {
-    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
+    let host = match server {
+        Server::Socket(_) => "localhost",
+        Server::Host(host) => host,
+    };
     let request = Request::builder()
         .method(method)
         .uri(path)
         .header("host", host)
         .body(Full::new(Bytes::copy_from_slice(text.as_bytes())))?;
+    match server {
+        Server::Socket(socket) => {
+            exchange_over(UnixStream::connect(socket).await?, request, begins_within).await
+        }
+        Server::Host(host) => exchange_over(TcpStream::connect(host).await?, request, begins_within).await,
+    }
+}
+
+async fn exchange_over(
+    stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
+    request: Request<Full<Bytes>>,
+    begins_within: Duration,
+) -> Result<ApiResponse, Failed> {
+    let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
     let answered = async {
-        let response = sender.send_request(request).await?;
+        let begun = tokio::time::timeout(begins_within, sender.send_request(request)).await;
+        let response = begun.map_err(|_| format!("no answer within {} s", begins_within.as_secs()))??;
         let status = response.status().as_u16();
         let body = response.into_body().collect().await?.to_bytes();
-        Ok::<_, hyper::Error>(ApiResponse { status, body: String::from_utf8_lossy(&body).into_owned() })
+        Ok::<_, Failed>(ApiResponse { status, body: String::from_utf8_lossy(&body).into_owned() })
     };
     // This function drives the connection too. When either future ends, the response is complete or lost.
     tokio::pin!(answered, connection);
     tokio::select! {
         biased;
-        answer = &mut answered => Ok(answer?),
+        answer = &mut answered => answer,
         ended = &mut connection => {
             ended?;
-            Ok(answered.await?)
+            answered.await
         }
     }
 }
