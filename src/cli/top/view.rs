@@ -106,8 +106,7 @@ pub(super) enum Action {
 }
 
 /// The names of the views, by number.
-const VIEWS: [&str; 6] =
-    ["services", "failures", "networks", "registries", "clients and certificates", "problems"];
+const VIEWS: [&str; 6] = ["services", "failures", "networks", "registries", "clients", "problems"];
 /// The number of steps of the last 15 minutes that one character shows.
 const STEPS_PER_BAR: usize = 3;
 /// The largest length of a search text in bytes; further keys are ignored.
@@ -277,11 +276,11 @@ impl Top {
         }
         lines.push(self.tabs());
         let table = match self.view {
-            0 => self.services(&overview),
-            1 => failures(&overview),
-            2 => networks(&overview),
-            3 => registries(&overview),
-            4 => clients(&overview),
+            0 => self.services(&overview, width),
+            1 => failures(&overview, width),
+            2 => networks(&overview, width),
+            3 => registries(&overview, width),
+            4 => clients(&overview, width),
             _ => problems_in_full(&overview, width),
         };
         self.overview = Some(overview);
@@ -313,8 +312,7 @@ impl Top {
             ],
             None => vec![(
                 Style::Dim,
-                "q quit  1-6 or tab view  up/down scroll  / find  n/p page  space pause  esc all services"
-                    .to_owned(),
+                "q quit  1-6, tab view  arrows scroll  / find  n/p page  space pause  esc all".to_owned(),
             )],
         });
         lines.into_iter().map(|line| cut(line, width)).collect()
@@ -373,7 +371,7 @@ impl Top {
         VIEWS.iter().enumerate().flat_map(tab).collect()
     }
 
-    fn services(&self, overview: &Overview) -> Vec<Line> {
+    fn services(&self, overview: &Overview, width: usize) -> Vec<Line> {
         let services = &overview.services;
         let found = if services.query.is_empty() {
             format!("{} services and routes", services.total)
@@ -401,7 +399,7 @@ impl Top {
             ]
         };
         let rows = services.shown.iter().map(row).collect();
-        table(&[&page, "HEALTH", "ACTIVE", "NEW/S", "TRAFFIC", "15 MIN", "FAILED"], rows)
+        table(&[&page, "HEALTH", "ACTIVE", "NEW/S", "TRAFFIC", "15 MIN", "FAILED"], rows, width)
     }
 }
 
@@ -459,7 +457,7 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
     lines
 }
 
-fn failures(overview: &Overview) -> Vec<Line> {
+fn failures(overview: &Overview, width: usize) -> Vec<Line> {
     let row = |failure: &isthmus_api::connection::Connection| {
         let time = failure.time.get(11..19).unwrap_or(&failure.time).to_owned();
         let detail = failure.detail.clone().unwrap_or_default();
@@ -475,10 +473,11 @@ fn failures(overview: &Overview) -> Vec<Line> {
     table(
         &["TIME", "REASON", "NAME", "SOURCE", "ENDPOINT", "DETAIL"],
         overview.failures.iter().map(row).collect(),
+        width,
     )
 }
 
-fn networks(overview: &Overview) -> Vec<Line> {
+fn networks(overview: &Overview, width: usize) -> Vec<Line> {
     let mut rows = Vec::new();
     for network in &overview.networks.shown {
         let name = if network.name.is_empty() { "(unknown)" } else { &network.name };
@@ -515,10 +514,14 @@ fn networks(overview: &Overview) -> Vec<Line> {
             ]);
         }
     }
-    table(&["NETWORK AND GATEWAYS", "ACCESS OR STATE", "DISTANCE", "RING", "UP", "SHARE", "ENDPOINTS"], rows)
+    table(
+        &["NETWORK AND GATEWAYS", "ACCESS OR STATE", "DISTANCE", "RING", "UP", "SHARE", "ENDPOINTS"],
+        rows,
+        width,
+    )
 }
 
-fn registries(overview: &Overview) -> Vec<Line> {
+fn registries(overview: &Overview, width: usize) -> Vec<Line> {
     let mut rows = Vec::new();
     for registry in &overview.status.registries {
         let style = if registry.state == "live" { Style::Good } else { Style::Bad };
@@ -531,10 +534,10 @@ fn registries(overview: &Overview) -> Vec<Line> {
             (Style::Dim, registry.problems.first().cloned().unwrap_or_default()),
         ]);
     }
-    table(&["REGISTRY", "STATE", "CLUSTER", "SERVICES", "ENDPOINTS", "PROBLEM"], rows)
+    table(&["REGISTRY", "STATE", "CLUSTER", "SERVICES", "ENDPOINTS", "PROBLEM"], rows, width)
 }
 
-fn clients(overview: &Overview) -> Vec<Line> {
+fn clients(overview: &Overview, width: usize) -> Vec<Line> {
     let mut rows = Vec::new();
     for certificate in &overview.certificates.shown {
         let style = match certificate.state.as_str() {
@@ -560,11 +563,22 @@ fn clients(overview: &Overview) -> Vec<Line> {
             (Style::Dim, client.last_nack.clone().unwrap_or_else(|| client.subscriptions.join(", "))),
         ]);
     }
-    table(&["CERTIFICATES, XDS CLIENTS", "STATE", "UNTIL, OR SUBSCRIPTIONS"], rows)
+    table(&["CERTIFICATES, XDS CLIENTS", "STATE", "UNTIL, OR SUBSCRIPTIONS"], rows, width)
 }
 
-/// Aligns the cells of a table under its headings; a table without rows says `none`.
-fn table(headings: &[&str], rows: Vec<Line>) -> Vec<Line> {
+/// The smallest width to which a column of a table is narrowed.
+const COLUMN_MIN: usize = 6;
+
+/// Narrows the widest columns, until the table is at most so wide, or no column is wider than [`COLUMN_MIN`].
+fn narrow(columns: &mut [usize], width: usize) {
+    while columns.iter().map(|column| column + 2).sum::<usize>() > width + 2 {
+        let Some(widest) = columns.iter_mut().max().filter(|widest| **widest > COLUMN_MIN) else { return };
+        *widest -= 1;
+    }
+}
+
+/// Aligns the cells of a table under its headings; a table without rows says `none`. On a narrow screen, cells end with `…`.
+fn table(headings: &[&str], rows: Vec<Line>, width: usize) -> Vec<Line> {
     let mut widths: Vec<usize> = headings.iter().map(|heading| cells(heading)).collect();
     let rows: Vec<Line> = rows
         .into_iter()
@@ -575,7 +589,8 @@ fn table(headings: &[&str], rows: Vec<Line>) -> Vec<Line> {
             *widest = (*widest).max(cells(text));
         }
     }
-    let aligned = |(text, width): (&str, &usize)| format!("{}  ", padded(text, *width));
+    narrow(&mut widths, width);
+    let aligned = |(text, width): (&str, &usize)| format!("{}  ", padded(&shortened(text, *width), *width));
     let heading: String = headings.iter().copied().zip(&widths).map(aligned).collect();
     let mut lines = vec![vec![(Style::Bold, heading)]];
     if rows.is_empty() {
@@ -588,13 +603,24 @@ fn table(headings: &[&str], rows: Vec<Line>) -> Vec<Line> {
     lines
 }
 
-/// Cuts a line to the width of the screen.
+/// Returns the beginning of a text that fits, with `…` at its end if something is missing.
+fn shortened(text: &str, width: usize) -> String {
+    if cells(text) <= width {
+        text.to_owned()
+    } else {
+        format!("{}…", fitting(text, width.saturating_sub(1)))
+    }
+}
+
+/// Cuts a line to the width of the screen. Blanks at its end are not missed.
 fn cut(line: Line, width: usize) -> Line {
     let mut left = width;
     let mut shown = Vec::new();
     for (style, text) in line {
-        let text = fitting(&clean(&text), left).to_owned();
-        left -= cells(&text);
+        let text = clean(&text);
+        let bare = text.trim_end();
+        let text = if cells(bare) > left { shortened(bare, left) } else { fitting(&text, left).to_owned() };
+        left -= cells(&text).min(left);
         if !text.is_empty() {
             shown.push((style, text));
         }

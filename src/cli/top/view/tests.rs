@@ -49,6 +49,29 @@ fn each_view_fits_the_screen_and_the_keys_are_on_it() {
 }
 
 #[test]
+fn a_narrow_screen_has_all_columns_and_marks_what_is_cut() {
+    let mut top = Top::new("unix:/a".to_owned());
+    let mut long = overview(&["checkout.a-namespace-with-a-long-name.svc.cluster.local", "b.test"], 7);
+    long.services.shown[0].past.opened = vec![1; 60];
+    let problem = |text: &str| Problem {
+        code: "endpoint_failing".to_owned(),
+        text: text.to_owned(),
+        ..Problem::default()
+    };
+    long.status.problems = vec![problem(&"a text of many words ".repeat(9))];
+    top.received(Ok(long), Instant::now());
+    let lines = text(&top.lines((80, 24)));
+    let row = lines.iter().find(|line| line.starts_with("checkout")).expect("a row");
+    let heading = lines.iter().find(|line| line.contains("HEALTH")).expect("a heading");
+    assert!(row.contains('…') && heading.contains("FAILED") && heading.contains("15 MIN"), "{lines:?}");
+    assert!(lines.iter().any(|line| line.contains("endpoint_failing") && line.ends_with('…')), "{lines:?}");
+    assert!(
+        lines.iter().any(|line| line.contains(" 6 problems ")) && lines[23].ends_with("esc all"),
+        "{lines:?}"
+    );
+}
+
+#[test]
 fn networks_have_distance_ring_gateways_up_and_share() {
     let distance = Distance {
         ring: 2,
