@@ -240,7 +240,12 @@ impl Program {
         let stopping = StopOrder::default();
         let program = Self { config, parts, watch, openings, manager, admin_file, upgrades, stopping };
         program.manager.watch_workers(program.parts.dataplane.control(), &scope);
-        program.manager.ready(&program.serving());
+        let serving = program.serving();
+        match &program.config.admin {
+            Some(admin) => tracing::info!("{serving}; the commands of isthmus reach it at {admin}"),
+            None => tracing::info!("{serving}"),
+        }
+        program.manager.ready(&serving);
         program.parts.update_status(|status| status.serving = true);
         Ok(program)
     }
