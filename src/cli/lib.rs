@@ -89,6 +89,8 @@ enum Command {
         #[arg(long, value_name = "SOCKET")]
         take_over: Option<PathBuf>,
     },
+    /// Print the version, as `--version` does
+    Version,
     /// Check config files as `run` does, without running the gateway
     #[command(after_help = validate::EXAMPLES)]
     Validate(validate::Arguments),
@@ -275,6 +277,7 @@ fn exit(result: Result<(), Failure>) -> ExitCode {
 fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
     match command {
         Command::Run { .. } => Ok(()),
+        Command::Version => Ok(write!(out, "{}", Cli::command().render_version())?),
         Command::Validate(arguments) => validate::run(&arguments, out),
         Command::Convert(arguments) => convert::run(&arguments, out),
         Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
