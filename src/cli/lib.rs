@@ -77,6 +77,25 @@ const EXAMPLES: &str = "Examples:
   isthmus explain checkout.shop.mesh --probe     how a name is routed, and whether its endpoints answer
   isthmus failures --reason sni_unknown --watch  refused connections, as they happen";
 
+/// Completes the names of services that the running gateway knows, after the completion of commands and options. A gateway that does
+/// not answer delays a key by a second at most.
+const NAMES_IN_BASH: &str = r#"
+_isthmus_names() {
+    _isthmus "$@"
+    local word=${COMP_WORDS[COMP_CWORD]}
+    case "${COMP_WORDS[1]} ${COMP_WORDS[2]}" in
+        "explain "* | "horizon "* | "test call") ;;
+        *) return ;;
+    esac
+    if [[ $word != -* && ${COMP_WORDS[COMP_CWORD - 1]} != -* ]]; then
+        local names
+        names=$(timeout 1 isthmus get services 2>/dev/null | awk 'NR > 1 { print $1 }')
+        COMPREPLY+=($(compgen -W "$names" -- "$word"))
+    fi
+}
+complete -F _isthmus_names -o bashdefault -o default isthmus
+"#;
+
 #[derive(Debug, Subcommand)]
 enum Command {
     /// Run the gateway
@@ -318,6 +337,9 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
             // `generate` panics if its output cannot be written.
             let mut script = Vec::new();
             clap_complete::generate(shell, &mut Cli::command(), "isthmus", &mut script);
+            if shell == clap_complete::Shell::Bash {
+                script.extend_from_slice(NAMES_IN_BASH.as_bytes());
+            }
             Ok(out.write_all(&script)?)
         }
         Command::Man { folder } => {

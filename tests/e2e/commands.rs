@@ -603,3 +603,62 @@ fn watch_tells_what_changes_and_nothing_else() {
     gateway.reload(&route(&one));
     endpoints.until("an endpoint that went", has("removed"));
 }
+
+#[test]
+fn the_version_is_a_command_and_validate_prints_json() {
+    let output = |arguments: &[&str]| Command::new(BINARY).args(arguments).output().expect("the binary runs");
+    assert_eq!(output(&["version"]).stdout, output(&["--version"]).stdout);
+    let folder = tempfile::tempdir().expect("a folder");
+    let file = |name: &str, config: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, config).expect("written");
+        path.to_str().expect("text").to_owned()
+    };
+    let fine = file("fine.yaml", "listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:9\"}\n");
+    let wrong = file("wrong.yaml", "listen: \"127.0.0.1:0\"\nrutes: {}\n");
+    let output = output(&["validate", "--json", &fine, &wrong]);
+    let reports: Value = serde_json::from_slice(&output.stdout).expect("JSON");
+    let verdicts: Vec<&str> =
+        reports.as_array().expect("a list").iter().filter_map(|report| report["verdict"].as_str()).collect();
+    assert_eq!((output.status.code(), &verdicts[..]), (Some(1), &["fine", "wrong"][..]), "{reports}");
+    assert_eq!((reports[0]["file"].as_str(), &reports[0]["errors"]), (Some(&*fine), &serde_json::json!([])));
+    assert!(reports[1]["errors"][0].as_str().is_some_and(|error| error.contains("rutes")), "{reports}");
+}
+
+#[test]
+fn a_gateway_that_hangs_costs_a_command_three_seconds() {
+    let gateway = Gateway::start("listen: \"127.0.0.1:0\"\nroutes: {a.test: \"127.0.0.1:9\"}\n");
+    gateway.signal("STOP");
+    let begun = std::time::Instant::now();
+    let told = run(&gateway, &["get", "services"]);
+    let took = begun.elapsed();
+    gateway.signal("CONT");
+    assert!(told.contains("no answer within 3 s"), "{told}");
+    assert!(took < std::time::Duration::from_secs(8), "{took:?}");
+}
+
+#[test]
+fn the_completion_of_bash_has_the_names_of_services() {
+    let services = "services: [{hostname: checkout.shop.mesh, ports: [{name: web, port: 443}]}]";
+    let gateway = Gateway::start(&format!(
+        "listen: \"127.0.0.1:0\"\nroutes: {{cart.test: \"127.0.0.1:9\"}}\nnode: {{cluster: c, network: n}}\n{services}\n"
+    ));
+    let folder = std::path::Path::new(BINARY).parent().expect("a folder");
+    let completed = |words: &str| {
+        let script = format!(
+            "source <(isthmus completion bash)\nCOMP_WORDS=({words}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))\n\
+             _isthmus_names isthmus \"${{COMP_WORDS[COMP_CWORD]}}\" \"${{COMP_WORDS[COMP_CWORD - 1]}}\"\nprintf '%s\\n' \"${{COMPREPLY[@]}}\"\n"
+        );
+        let path = format!("{}:{}", folder.display(), std::env::var("PATH").unwrap_or_default());
+        let output = Command::new("bash")
+            .args(["-c", &script])
+            .env("PATH", path)
+            .env("ISTHMUS_ADMIN", gateway.admin().to_string())
+            .output();
+        String::from_utf8_lossy(&output.expect("bash runs").stdout).into_owned()
+    };
+    assert!(completed("isthmus explain check").lines().any(|word| word == "checkout.shop.mesh"));
+    assert!(completed("isthmus test call che").lines().any(|word| word == "checkout.shop.mesh"));
+    assert!(!completed("isthmus get che").contains("checkout.shop.mesh"));
+    assert!(completed("isthmus explain --pro").contains("--probe"));
+}
