@@ -41,7 +41,7 @@ impl RecentIdentities {
 }
 
 /// Returns the identities that the registries declare for a service and its endpoints. A service of this name in another namespace
-/// than the one that owns the name has no part in the view ([`owned_services`]), and so none here.
+/// than the one that owns the name has no part in the view (`claimants`), and so none here.
 pub fn declared(hostname: &str, shards: &[Arc<Shard>]) -> BTreeSet<Identity> {
     let of_service = owned_services(hostname, shards)
         .flat_map(|service| identities_of(&service.endpoints).chain(&service.identities));
