@@ -104,7 +104,7 @@ fn it_shows_the_gateway_follows_the_keys_and_leaves_the_terminal_as_it_was() {
     terminal.shows("1 services and routes");
     // After a change of size, the screen is redrawn.
     terminal.tmux(&["resize-window", "-x", "60", "-y", "12"]).expect("resized");
-    terminal.shows("q quit  1-6 or tab view  up/down scroll");
+    terminal.shows("q quit  1-6, tab view  arrows scroll");
     // The gateway ends, and another one starts.
     gateway.child.kill().expect("killed");
     gateway.ended();
