@@ -47,8 +47,8 @@
 //! | [`admin`] | HTTP API, dashboard, readiness, explain, horizon | dataplane, config, api |
 //! | [`app`] | composition, spans over OTLP, notices to the service manager | all above |
 //! | [`console`] | the client of the admin API, output and failures of commands | api |
-//! | [`convert`] | configs of other programs as drafts of ours | console, document |
-//! | [`demo`] | the demo: networks of real processes that measure and check | console, tls |
+//! | `convert` | configs of other programs as drafts of ours (an optional crate) | console, document |
+//! | `demo` | the demo: networks of real processes that measure and check (an optional crate) | console, tls |
 //! | [`cli`] | the commands | all above |
 //!
 //! The last column leaves out what an import leads to by its own row. `tests/architecture.rs` keeps what the compiler cannot:
@@ -63,9 +63,11 @@ pub use isthmus_balance as balance;
 pub use isthmus_cli as cli;
 pub use isthmus_config as config;
 pub use isthmus_console as console;
+#[cfg(feature = "convert")]
 pub use isthmus_convert as convert;
 pub use isthmus_dataplane as dataplane;
 pub use isthmus_decisions as decisions;
+#[cfg(feature = "demo")]
 pub use isthmus_demo as demo;
 pub use isthmus_dns as dns;
 pub use isthmus_document as document;

@@ -112,6 +112,7 @@ pub(super) const CERTS: &str = "Examples:
   isthmus certs --dir tls --workload shop/web=web.test,127.0.0.1      a certificate with DNS names and addresses
   isthmus certs --dir tls --trust-domain east.example --days 7 --workload shop/web";
 
+#[cfg(feature = "demo")]
 pub(super) const DEMO: &str = "Examples:
   isthmus demo                        runs all steps, then cleans up
   isthmus demo --keep                 leaves the gateways running, to try commands";

@@ -7,7 +7,7 @@
 //! - `registry`, `kubeconfig`, `certs`: services in etcd, access to Kubernetes, development certificates.
 //! - `arguments`: what several commands share. `examples`: the examples below each help text.
 //!
-//! The commands `demo` and `convert` are crates of their own.
+//! The commands `demo` and `convert` are crates of their own, and features that images leave out.
 //!
 //! `documents` (tests only): the generated parts of docs/.
 
@@ -48,7 +48,9 @@ use isthmus_app as app;
 use isthmus_config as config;
 use isthmus_console::client::ClientError;
 use isthmus_console::failure::Failure;
+#[cfg(feature = "convert")]
 use isthmus_convert as convert;
+#[cfg(feature = "demo")]
 use isthmus_demo as demo;
 use orders::EndpointOrder;
 
@@ -114,6 +116,7 @@ enum Command {
     #[command(after_help = validate::EXAMPLES)]
     Validate(validate::Arguments),
     /// Make a config from the configuration of HAProxy, nginx or sniproxy, and list what cannot be carried over
+    #[cfg(feature = "convert")]
     #[command(after_help = convert::EXAMPLES)]
     Convert(convert::Arguments),
     /// Print the JSON Schema of the config, or its reference
@@ -228,6 +231,7 @@ enum Command {
     #[command(after_help = examples::CERTS)]
     Certs(certs::Args),
     /// Run a demo on loopback: two networks with a gateway each, services and clients; cleans up afterwards
+    #[cfg(feature = "demo")]
     #[command(after_help = examples::DEMO)]
     Demo(demo::Args),
     /// Check whether the gateway is ready; for container health checks
@@ -298,6 +302,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Run { .. } => Ok(()),
         Command::Version => Ok(write!(out, "{}", Cli::command().render_version())?),
         Command::Validate(arguments) => validate::run(&arguments, out),
+        #[cfg(feature = "convert")]
         Command::Convert(arguments) => convert::run(&arguments, out),
         Command::Schema { reference: true } => Ok(write!(out, "{}", config::reference())?),
         Command::Schema { reference: false } => Ok(writeln!(out, "{:#}", config::schema())?),
@@ -331,6 +336,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         #[cfg(feature = "kubernetes")]
         Command::Kubeconfig(arguments) => kubeconfig::run(arguments, out),
         Command::Certs(args) => certs::run(&args, out).map_err(|error| Failure::Wrong(error.to_string())),
+        #[cfg(feature = "demo")]
         Command::Demo(args) => demo::run(&args, out),
         Command::Healthcheck(admin) => orders::healthcheck(&admin, out),
         Command::Completion { shell } => {
