@@ -6,15 +6,16 @@ mod bind;
 mod computed;
 mod conditions;
 mod frontend;
+mod mapping;
 mod needless;
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use super::Read;
-use super::draft::{Draft, Fate};
+use super::draft::{Draft, Fate, Target};
+use super::rules::{Lead, When};
 use super::values::{bind_address, connections, milliseconds, positive, time};
 use super::words::{Line, Section, sections};
-use backend::Destination;
 use isthmus_model::address::Bind;
 use needless::{never_refuses, why_not_needed};
 
@@ -38,6 +39,14 @@ struct Defaults {
 struct Backend<'a> {
     section: &'a Section,
     defaults: Defaults,
+}
+
+/// A backend as rules lead there.
+#[derive(Clone, Debug, Default)]
+struct Destination {
+    lead: Lead,
+    /// The servers that `use-server` lines choose, with the lines, the conditions and the settings of a route to that server alone.
+    chosen: Vec<(usize, When, Target)>,
 }
 
 struct Conversion<'a> {

@@ -110,6 +110,15 @@ impl When {
         Self::Any(Vec::new())
     }
 
+    /// Returns the condition that this one and another one are true.
+    pub(super) fn and(&self, other: Self) -> Self {
+        match (self, other) {
+            (Self::Always, other) => other,
+            (one, Self::Always) => one.clone(),
+            (one, other) => Self::All(vec![one.clone(), other]),
+        }
+    }
+
     pub(super) fn not(self) -> Self {
         Self::Not(Box::new(self))
     }

@@ -4,21 +4,13 @@ use std::net::{IpAddr, Ipv4Addr};
 
 use super::conditions::Acls;
 use super::frontend::{Counted, Gate};
-use super::{Backend, Conversion, Defaults};
+use super::{Backend, Conversion, Defaults, Destination};
 use crate::draft::{Endpoint, Fate, Target};
 use crate::rules::{Lead, Rule, When};
 use crate::servers::ServerSettings;
 use crate::values::{has_port, positive, server_address, time};
 use crate::words::{Line, Section};
 use isthmus_model::address::Bind;
-
-/// A backend as rules lead there.
-#[derive(Clone, Debug, Default)]
-pub(super) struct Destination {
-    pub(super) lead: Lead,
-    /// The servers that `use-server` lines choose, with the lines, the conditions and the settings of a route to that server alone.
-    pub(super) chosen: Vec<(usize, When, Target)>,
-}
 
 /// A `server` or `server-template` line.
 struct Server<'s> {

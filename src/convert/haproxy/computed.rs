@@ -1,10 +1,9 @@
 //! Backends whose names HAProxy computes of the server name: `use_backend %[req.ssl_sni,lower,map_end(hosts.map,web)]-https`.
 
-use std::cmp::Reverse;
-
 use super::Conversion;
 use super::conditions::{Acls, of_map};
 use super::frontend::Front;
+use super::mapping::{Mapping, without_lower};
 use crate::names::{How, Pattern};
 use crate::rules::{Rule, Then, When};
 use crate::words::Line;
@@ -16,65 +15,6 @@ struct Computed<'m> {
     around: (&'m str, &'m str),
     is_lower: bool,
     map: Option<Mapping<'m>>,
-}
-
-/// A map by the server name.
-pub(super) struct Mapping<'m> {
-    pub(super) path: &'m str,
-    /// The method by which names are compared, as after `-m`.
-    pub(super) method: &'static str,
-    /// The value of all other names.
-    pub(super) default: Option<&'m str>,
-}
-
-impl<'m> Mapping<'m> {
-    /// Reads a converter such as `map_end(hosts.map,web)`.
-    pub(super) fn of(converter: &'m str) -> Option<Self> {
-        let (name, arguments) = converter.strip_suffix(')')?.split_once('(')?;
-        let method = match name {
-            "map" | "map_str" => "str",
-            "map_beg" => "beg",
-            "map_sub" => "sub",
-            "map_end" => "end",
-            "map_dom" => "dom",
-            "map_reg" => "reg",
-            _ => return None,
-        };
-        let (path, default) =
-            arguments.split_once(',').map_or((arguments, None), |(path, default)| (path, Some(default)));
-        Some(Self { path, method, default })
-    }
-
-    /// Returns the lines of the map, in the order in which HAProxy looks at them: of several beginnings, the longest decides.
-    pub(super) fn in_order<'t>(&self, text: &'t str) -> Vec<Result<(&'t str, &'t str), usize>> {
-        let mut all: Vec<_> = entries(text).collect();
-        if self.method == "beg" {
-            all.sort_by_key(|entry| Reverse(entry.map_or(0, |(name, _)| name.len())));
-        }
-        all
-    }
-}
-
-/// Returns the lines of a map with their numbers: a name and its value. A line that has another form is an error with its number.
-fn entries(text: &str) -> impl Iterator<Item = Result<(&str, &str), usize>> {
-    text.lines().enumerate().filter_map(|(number, entry)| {
-        let entry = entry.trim();
-        if entry.is_empty() || entry.starts_with('#') {
-            return None;
-        }
-        // A value may have blanks, but a backend has none.
-        let halves = entry.split_once(char::is_whitespace).map(|(name, value)| (name, value.trim()));
-        Some(halves.filter(|(_, value)| !value.contains(char::is_whitespace)).ok_or(number + 1))
-    })
-}
-
-/// Returns true if the first of these converters makes a name lower, and the others.
-pub(super) fn without_lower(converters: &str) -> (bool, &str) {
-    match converters.strip_prefix("lower") {
-        Some("") => (true, ""),
-        Some(rest) => rest.strip_prefix(',').map_or((false, converters), |rest| (true, rest)),
-        None => (false, converters),
-    }
 }
 
 impl<'m> Computed<'m> {
@@ -156,7 +96,7 @@ impl Conversion<'_> {
             let name = backend.strip_prefix(before).and_then(|rest| rest.strip_suffix(after));
             if let Some(name) = name.filter(|name| host_name(name).is_ok()) {
                 let named = When::Names(vec![Pattern::new(How::Name, name)]);
-                self.lead_on(line, both(when, named), &backend, front);
+                self.lead_on(line, when.and(named), &backend, front);
             }
         }
     }
@@ -174,9 +114,9 @@ impl Conversion<'_> {
                     self.told(line, &condition, "the line of the map leads no client");
                     let backend = computed.backend(value);
                     if self.has_backend(&backend) {
-                        let mut when = both(when, condition.when);
+                        let mut when = when.and(condition.when);
                         if !is_missing.is_empty() {
-                            when = both(&When::Any(is_missing.clone()).not(), when);
+                            when = When::Any(is_missing.clone()).not().and(when);
                         }
                         self.lead_on(number, when, &backend, front);
                     } else {
@@ -196,23 +136,14 @@ impl Conversion<'_> {
             // Without a server name there is nothing to look up.
             let mut named = When::Names(vec![Pattern::new(How::Any, "")]);
             if !is_missing.is_empty() {
-                named = both(&When::Any(is_missing).not(), named);
+                named = When::Any(is_missing).not().and(named);
             }
-            self.lead_on(number, both(when, named), &default, front);
+            self.lead_on(number, when.and(named), &default, front);
         }
     }
 
     /// Returns true if the file has a section of this name to which a rule can lead.
     fn has_backend(&self, name: &str) -> bool {
         self.backends.contains_key(name) || self.closed_backends.contains(name)
-    }
-}
-
-/// Returns the condition that two conditions are true.
-fn both(one: &When, other: When) -> When {
-    match (one, other) {
-        (When::Always, other) => other,
-        (one, When::Always) => one.clone(),
-        (one, other) => When::All(vec![one.clone(), other]),
     }
 }

@@ -3,7 +3,7 @@
 
 use std::collections::BTreeMap;
 
-use super::computed::{Mapping, without_lower};
+use super::mapping::{Mapping, without_lower};
 use crate::Read;
 use crate::expressions::{further, patterns_of};
 use crate::names::{How, Pattern};

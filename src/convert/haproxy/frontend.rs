@@ -2,9 +2,8 @@
 
 use std::collections::BTreeMap;
 
-use super::backend::Destination;
 use super::conditions::{Acls, Condition};
-use super::{Conversion, Defaults};
+use super::{Conversion, Defaults, Destination};
 use crate::draft::{Fate, Listener, Target};
 use crate::rules::{Lead, Rule, SourceLimit, Then, When};
 use crate::site::Site;

@@ -70,15 +70,6 @@ fn pair(value: &str) -> Option<(&str, &str, &str)> {
         .then_some((first, between, second))
 }
 
-/// Returns the condition that two conditions are true.
-fn both(one: &When, other: When) -> When {
-    match (one, other) {
-        (When::Always, other) => other,
-        (one, When::Always) => one.clone(),
-        (one, other) => When::All(vec![one.clone(), other]),
-    }
-}
-
 impl<'a> Conversion<'a> {
     /// Reads a `map`, `geo` or `split_clients` block.
     pub(super) fn choice(&mut self, directive: &'a Directive) {
@@ -142,11 +133,11 @@ impl<'a> Conversion<'a> {
     fn map(&mut self, map: &'a Directive, when: &When, around: (&str, &str), plan: &mut Server<'_>) {
         // A file that cannot be read may have any key.
         for entry in map.inner().iter().filter(|entry| entry.words.len() != 1 && entry.name() == "include") {
-            plan.choices.push(Rule::new(entry.line, both(when, When::Unknown), Then::Refuse));
+            plan.choices.push(Rule::new(entry.line, when.and(When::Unknown), Then::Refuse));
         }
         for (line, test, value) in self.outcomes(map, plan) {
             let (before, after) = around;
-            self.rules_of(line, &format!("{before}{value}{after}"), both(when, test), plan);
+            self.rules_of(line, &format!("{before}{value}{after}"), when.and(test), plan);
         }
     }
 
@@ -181,7 +172,7 @@ impl<'a> Conversion<'a> {
         let (mut earlier, mut any) = (Vec::new(), Vec::new());
         for (_, test, value) in outcomes {
             if value == wanted {
-                any.push(both(&When::Any(earlier.clone()).not(), test));
+                any.push(When::Any(earlier.clone()).not().and(test));
             } else {
                 earlier.push(test);
             }
@@ -287,7 +278,7 @@ impl<'a> Conversion<'a> {
         };
         for (value, of) in sources {
             let (before, after) = around;
-            let when = both(when, When::Sources(of.clone(), of));
+            let when = when.and(When::Sources(of.clone(), of));
             self.rules_of(geo.line, &format!("{before}{value}{after}"), when, plan);
         }
     }
