@@ -256,7 +256,7 @@ mod tests {
             Group { ready: *ready, not_ready: *not_ready, ..group }
         };
         let mut groups: Vec<Group> = all.iter().map(group).collect();
-        divide(&mut groups, 100);
+        divide(&mut groups, &Network::new("east"), 100);
         groups
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use isthmus_aggregator::liveness::Distances;
 use isthmus_api as api;
-use isthmus_decisions::steering::{Group, PARTS, Source, Takes, own_least};
+use isthmus_decisions::steering::{Group, PARTS, STEPS, Source, Takes, own_least};
 use isthmus_decisions::view::{Viewer, distance, view};
 use isthmus_model::place::Network;
 use isthmus_settings::peer::peer_of;
@@ -127,9 +127,9 @@ fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
     if group.share == 0 {
         let is_ring_used = all.iter().any(|other| is_beside(other) && other.share > 0);
         return match group.ring {
-            0 => format!("only {} of {count} are ready: less than 1/{PARTS} of the calls", group.ready),
+            0 => format!("only {} of {count} are ready: less than 1/{STEPS} of the calls", group.ready),
             _ if is_ring_used || group.takes != Takes::Rest => format!(
-                "in reserve, priority {}: {} of {count} are ready, room for less than 1/{PARTS} of the calls",
+                "in reserve, priority {}: {} of {count} are ready, room for less than 1/{STEPS} of the calls",
                 group.priority.unwrap_or_default(),
                 group.ready
             ),
@@ -139,11 +139,8 @@ fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
             ),
         };
     }
-    if let Some(percent) = group.fixed_percent {
-        // A share is rounded to the next part at most.
-        let is_more = group.share > u32::from(percent) * PARTS / 100 + 1;
-        let more = if is_more { ", and it is the nearest with room for the rest" } else { "" };
-        return format!("the policy's shares give it {percent} %{more}");
+    if let Some(percent) = group.fixed_percent.filter(|_| group.by_hand > 0) {
+        return by_hand(group, percent);
     }
     if group.ring > 0 {
         return why_elsewhere(group, all, all.iter().filter(is_other).any(is_beside));
@@ -161,6 +158,22 @@ fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
             let more = if is_more { ", and its part of what no network has room for" } else { "" };
             format!("{} of {count} are ready: keeps 1.4 × {}/{count}{more}", group.ready, group.ready)
         }
+    }
+}
+
+/// Returns the sentence that says why a group has a share that the config file sets.
+fn by_hand(group: &Group, percent: u8) -> String {
+    let more =
+        if group.share > group.by_hand { ", and it is the nearest with room for the rest" } else { "" };
+    match group.is_share_bounded() {
+        true => format!(
+            "the policy's shares give it {percent} %, but only {} of {} are ready: at most 1.4 × {}/{}{more}",
+            group.ready,
+            group.all(),
+            group.ready,
+            group.all()
+        ),
+        false => format!("the policy's shares give it {percent} %{more}"),
     }
 }
 
@@ -238,10 +251,10 @@ mod tests {
         Group { ready, not_ready, ..Group::new(Network::new(network), distance, &Steering::default()) }
     }
 
-    /// Returns share and sentence of each group.
+    /// Returns share, in steps, and sentence of each group.
     fn told(mut groups: Vec<Group>, max_remote: u8) -> Vec<(u32, String)> {
-        divide(&mut groups, max_remote);
-        groups.iter().map(|group| (group.share, why(group, &groups, max_remote))).collect()
+        divide(&mut groups, &Network::new("east"), max_remote);
+        groups.iter().map(|group| (group.share / (PARTS / STEPS), why(group, &groups, max_remote))).collect()
     }
 
     #[test]
@@ -312,6 +325,12 @@ mod tests {
         assert_eq!(
             texts(fixed, 100),
             ["24: what the policy's shares leave stays", reserve, "8: the policy's shares give it 25 %"]
+        );
+        let mut bounded = of(3, 0);
+        (bounded[2].fixed_percent, bounded[2].not_ready) = (Some(50), 27);
+        assert_eq!(
+            texts(bounded, 100)[2],
+            "11: the policy's shares give it 50 %, but only 9 of 36 are ready: at most 1.4 × 9/36"
         );
         assert_eq!(
             texts(vec![group("west", ms(9), 1, 5)], 100),

@@ -3,14 +3,21 @@
 //! groups, and turns shares and priorities into entries.
 
 use std::collections::BTreeSet;
+use std::hash::Hasher;
 use std::time::Duration;
+
+use twox_hash::XxHash3_64;
 
 use isthmus_model::drain;
 use isthmus_model::place::{Distance as Level, Network};
 use isthmus_settings::steering::{Cost, Steering};
 
-/// The number of parts into which the calls of a viewer are divided: shares are multiples of 1 / `PARTS`.
-pub const PARTS: u32 = 32;
+/// The number of parts into which the calls of a viewer are divided: shares are multiples of 1 / `PARTS`, and so is each percent.
+pub const PARTS: u32 = 3_200;
+/// The number of steps into which the calls are divided that no fixed share gives away: smaller moves by readiness are no moves.
+pub const STEPS: u32 = 32;
+/// The parts of a step.
+const STEP: u32 = PARTS / STEPS;
 /// All calls of a viewer, before they are rounded to parts.
 const ALL: u64 = 1 << 32;
 /// A ready endpoint serves `OVERPROVISIONING` / 10 of the calls that are meant for an endpoint, as for Envoy.
@@ -99,6 +106,8 @@ pub struct Group {
     pub answers: bool,
     /// The share in percent that the config file sets for the network.
     pub fixed_percent: Option<u8>,
+    /// The part of the share that follows from `fixed_percent`, in parts of [`PARTS`]: at most what the ready endpoints serve.
+    pub by_hand: u32,
     /// The share of the viewer's calls, in parts of [`PARTS`].
     pub share: u32,
     /// The limit of the share.
@@ -120,6 +129,7 @@ impl Group {
             not_ready: 0,
             answers: true,
             fixed_percent: None,
+            by_hand: 0,
             share: 0,
             takes: Takes::Rest,
             priority: None,
@@ -161,6 +171,29 @@ impl Group {
         u128::from(self.ready) * OVERPROVISIONING
     }
 
+    /// Returns true if the ready endpoints serve less than the share that the config file sets.
+    pub fn is_share_bounded(&self) -> bool {
+        self.fixed_percent.is_some_and(|percent| self.served_parts() < percent_parts(percent))
+    }
+
+    /// Returns the part of the calls that are meant for the group which its ready endpoints serve, in parts of [`PARTS`].
+    fn served_parts(&self) -> u32 {
+        let meant = u128::from(self.all()) * 10;
+        u32::try_from(part(PARTS.into(), self.serves().min(meant), meant)).unwrap_or(PARTS)
+    }
+
+    /// Returns the share that the config file sets, in parts of [`PARTS`]: exact, unless the ready endpoints serve less. That bound moves
+    /// with readiness, in steps.
+    fn share_by_hand(&self) -> u32 {
+        let wanted = self.fixed_percent.filter(|_| self.ready > 0).map_or(0, percent_parts);
+        let given = match self.served_parts() {
+            most if most >= wanted => wanted,
+            most if most < STEP => most,
+            most => most - most % STEP,
+        };
+        u32::try_from(self.less_drains(given.into())).unwrap_or(given)
+    }
+
     /// Returns the number of calls of the viewer that the ready endpoints have room for: on another network they first serve those
     /// that are meant for the group.
     fn room(&self) -> u128 {
@@ -169,29 +202,38 @@ impl Group {
     }
 }
 
-/// Returns the smallest share, in parts of [`PARTS`], that the viewer's own network has while it has a ready endpoint.
-pub fn own_least(max_remote_percent: u8) -> u32 {
-    (PARTS * 100_u32.saturating_sub(max_remote_percent.into())).div_ceil(100)
+/// Returns a percentage in parts of [`PARTS`].
+fn percent_parts(percent: u8) -> u32 {
+    PARTS / 100 * u32::from(percent)
 }
 
-/// Divides the calls of a viewer among the groups of a service port: sets the share and the priority of each group. The shares
-/// sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
+/// Returns the smallest share, in parts of [`PARTS`], that the viewer's own network has while it has a ready endpoint.
+pub fn own_least(max_remote_percent: u8) -> u32 {
+    PARTS.saturating_sub(percent_parts(max_remote_percent))
+}
+
+/// Divides the calls of a viewer on this network among the groups of a service port: sets the share and the priority of each group. The
+/// shares sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
 ///
-/// First, networks with a fixed share get it. The rest goes ring by ring: a ring takes what its groups have room for, in
+/// First, networks with a fixed share get it. The rest goes ring by ring, in [`STEPS`]: a ring takes what its groups have room for, in
 /// proportion to their rooms, less what drains take away. Calls that no ring has room for are divided in proportion to ready
 /// endpoints.
 /// Last, `max_remote_percent` limits the calls that leave the viewer's network.
-pub fn divide(groups: &mut [Group], max_remote_percent: u8) {
-    let portions = portions(groups);
-    let mut shares = in_parts(&portions, PARTS);
+pub fn divide(groups: &mut [Group], viewer: &Network, max_remote_percent: u8) {
+    for group in groups.iter_mut() {
+        group.by_hand = group.share_by_hand();
+    }
+    let turns: Vec<u64> = groups.iter().map(|group| turn(viewer, &group.network)).collect();
+    let mut shares = shares(groups, &turns);
     let own = groups.iter().position(|group| group.ring == 0 && group.ready > 0);
     let own_least = own.map_or(0, |own| {
         let least = groups[own].less_drains(own_least(max_remote_percent).into());
         u32::try_from(least).unwrap_or(PARTS)
     });
     if let Some(own) = own.filter(|own| shares[*own] < own_least) {
-        let remote = portions.iter().enumerate().map(|(at, portion)| if at == own { 0 } else { *portion });
-        shares = in_parts(&remote.collect::<Vec<_>>(), PARTS - own_least);
+        shares[own] = 0;
+        let remote: Vec<u64> = shares.into_iter().map(u64::from).collect();
+        shares = in_parts(&remote, PARTS - own_least, &turns);
         shares[own] = own_least;
     }
     for (group, share) in groups.iter_mut().zip(shares) {
@@ -223,18 +265,27 @@ pub fn overprovisioning_percent(groups: &[Group]) -> u32 {
     with_share.map(left).min().unwrap_or(ENVOY_OVERPROVISIONING_PERCENT)
 }
 
-/// Returns the portion of each group, of about [`ALL`] together; all are 0 if no endpoint is ready.
-fn portions(groups: &mut [Group]) -> Vec<u64> {
+/// Returns the place of a group among others of the viewer whose portions have equal remainders. It differs by viewer, so that not all
+/// viewers prefer the same network.
+fn turn(viewer: &Network, network: &Network) -> u64 {
+    let mut hasher = XxHash3_64::default();
+    hasher.write(viewer.as_str().as_bytes());
+    hasher.write(&[0]);
+    hasher.write(network.as_str().as_bytes());
+    hasher.finish()
+}
+
+/// Returns the share of each group, in parts of [`PARTS`], before `max_remote_percent` limits them; all are 0 if no endpoint is ready.
+fn shares(groups: &mut [Group], turns: &[u64]) -> Vec<u32> {
     let by_ring = ring_by_ring(groups);
-    let total: u128 = by_ring.iter().map(|portion| u128::from(*portion)).sum();
-    let fixed = groups.iter().map(|group| {
-        let percent = group.fixed_percent.filter(|_| group.ready > 0).unwrap_or_default();
-        group.less_drains(ALL / 100 * u64::from(percent))
-    });
-    let fixed: Vec<u64> = fixed.collect();
-    let left = ALL.saturating_sub(fixed.iter().sum());
-    let with_rest = |(fixed, portion): (&u64, &u64)| fixed + part(left, (*portion).into(), total);
-    fixed.iter().zip(&by_ring).map(with_rest).collect()
+    let by_hand: Vec<u64> = groups.iter().map(|group| group.by_hand.into()).collect();
+    let left = u64::from(PARTS).saturating_sub(by_hand.iter().sum());
+    let left = u32::try_from(left).unwrap_or_default();
+    if left == 0 || by_ring.iter().all(|portion| *portion == 0) {
+        return in_parts(&by_hand, PARTS, turns);
+    }
+    let with_rest = |(group, rest): (&Group, u32)| group.by_hand + rest;
+    groups.iter().zip(in_steps(&by_ring, left, turns)).map(with_rest).collect()
 }
 
 /// Returns what each group takes of [`ALL`] calls, of about [`ALL`] together if any endpoint is ready: ring by ring what there is
@@ -264,7 +315,7 @@ fn ring_by_ring(groups: &mut [Group]) -> Vec<u64> {
     for (group, taken) in groups.iter_mut().zip(&mut taken) {
         let more = part(left, group.left(), kept);
         *taken += more;
-        if more >= ALL / u64::from(PARTS) / 2 {
+        if more >= ALL / u64::from(STEPS) / 2 {
             group.takes = Takes::More;
         }
     }
@@ -277,9 +328,20 @@ fn part(whole: u64, part: u128, of: u128) -> u64 {
     u64::try_from(portion).unwrap_or(whole)
 }
 
+/// Rounds portions to whole steps whose sum is `whole`; what is less than a step goes to the largest portion.
+fn in_steps(portions: &[u64], whole: u32, turns: &[u64]) -> Vec<u32> {
+    let mut parts = in_parts(portions, whole / STEP, turns);
+    parts.iter_mut().for_each(|part| *part *= STEP);
+    let largest = (0..portions.len()).max_by_key(|at| (portions[*at], std::cmp::Reverse(turns[*at])));
+    if let Some(largest) = largest {
+        parts[largest] += whole % STEP;
+    }
+    parts
+}
+
 /// Rounds portions to whole parts whose sum is `whole`: each gets its portion rounded down, and those with the largest
-/// remainders get one more, the first of equal ones. A portion of 0 gets 0; if all are 0, so are the parts.
-fn in_parts(portions: &[u64], whole: u32) -> Vec<u32> {
+/// remainders get one more, in order of `turns` among equal ones. A portion of 0 gets 0; if all are 0, so are the parts.
+fn in_parts(portions: &[u64], whole: u32, turns: &[u64]) -> Vec<u32> {
     let total: u128 = portions.iter().map(|portion| u128::from(*portion)).sum();
     if total == 0 {
         return vec![0; portions.len()];
@@ -289,7 +351,7 @@ fn in_parts(portions: &[u64], whole: u32) -> Vec<u32> {
     let mut parts: Vec<u32> =
         portions.iter().map(|portion| u32::try_from(exact(portion) / total).unwrap_or(whole)).collect();
     let mut by_remainder: Vec<usize> = (0..portions.len()).collect();
-    by_remainder.sort_by_key(|at| std::cmp::Reverse(exact(&portions[*at]) % total));
+    by_remainder.sort_by_key(|at| (std::cmp::Reverse(exact(&portions[*at]) % total), turns[*at]));
     let missing = whole - parts.iter().sum::<u32>();
     by_remainder.into_iter().take(missing as usize).for_each(|at| parts[at] += 1);
     debug_assert_eq!(parts.iter().sum::<u32>(), whole, "{portions:?}");

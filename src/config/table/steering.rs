@@ -70,8 +70,8 @@ keys! {
     pub(crate) PolicySteering "policySteering" {
         /// `off` or `nearest`.
         MODE "mode": Mode => "`steering.mode`";
-        /// Shares that networks get while they have ready endpoints, at most 100% together. The rest is divided by the mode,
-        /// which must not be `off`; so a network may get more than its share.
+        /// Shares that networks get, at most 100% together, and each at most 1.4 × ready ÷ all of the network's endpoints. The
+        /// rest is divided by the mode, which must not be `off`; so a network may get more than its share.
         SHARES "shares": form::MapOf<form::NetworkName, form::Percent> => "none";
     }
 }

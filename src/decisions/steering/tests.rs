@@ -15,16 +15,27 @@ fn fixed(group: Group, percent: u8) -> Group {
     Group { fixed_percent: Some(percent), ..group }
 }
 
-/// Returns share and priority of each group.
+fn viewer() -> Network {
+    Network::new("n0")
+}
+
+/// Returns share, in steps, and priority of each group.
 #[track_caller]
 fn divided<const N: usize>(mut groups: [Group; N], max_remote_percent: u8) -> [(u32, Option<u32>); N] {
-    divide(&mut groups, max_remote_percent);
-    groups.map(|group| (group.share, group.priority))
+    divide(&mut groups, &viewer(), max_remote_percent);
+    groups.map(|group| (steps(&group), group.priority))
+}
+
+/// Returns the share of a group in whole steps.
+#[track_caller]
+fn steps(group: &Group) -> u32 {
+    assert_eq!(group.share % STEP, 0, "{group:?}");
+    group.share / STEP
 }
 
 #[test]
 fn the_own_network_serves_all_calls_while_most_endpoints_are_ready() {
-    let (home, next) = ((PARTS, Some(0)), (0, Some(1)));
+    let (home, next) = ((STEPS, Some(0)), (0, Some(1)));
     assert_eq!(divided([group(0, 3, 0), group(1, 30, 0)], 100), [home, next]);
     assert_eq!(divided([group(0, 5, 2), group(1, 30, 0)], 100), [home, next], "1.4 × 5/7 is 1");
     assert_eq!(divided([group(0, 1, 1), group(1, 30, 0)], 100), [(22, Some(0)), (10, Some(0))], "0.7");
@@ -40,11 +51,11 @@ fn rings_follow_in_order_and_divide_by_ready_endpoints() {
     assert_eq!(divided([group(0, 0, 9), group(1, 0, 1)], 100), [(0, None), (0, None)]);
 }
 
-/// Returns share and limit of each group.
+/// Returns share, in steps, and limit of each group.
 #[track_caller]
 fn taken<const N: usize>(mut groups: [Group; N]) -> [(u32, Takes); N] {
-    divide(&mut groups, 100);
-    groups.map(|group| (group.share, group.takes))
+    divide(&mut groups, &viewer(), 100);
+    groups.map(|group| (steps(&group), group.takes))
 }
 
 #[test]
@@ -78,7 +89,7 @@ fn a_viewer_without_endpoints_on_its_network_uses_the_nearest_ring() {
 #[test]
 fn the_overprovisioning_factor_counts_once() {
     let left = |mut groups: Vec<Group>| {
-        divide(&mut groups, 100);
+        divide(&mut groups, &viewer(), 100);
         overprovisioning_percent(&groups)
     };
     assert_eq!(left(Vec::new()), 140);
@@ -107,19 +118,64 @@ fn a_drain_leaves_calls_to_networks_with_room() {
 
 #[test]
 fn fixed_shares_hold_while_their_networks_have_ready_endpoints() {
-    let shares = |groups: [Group; 3], max| divided(groups, max).map(|(share, _)| share);
+    let shares = |mut groups: [Group; 3], max| {
+        divide(&mut groups, &viewer(), max);
+        groups.map(|group| group.share * 100 / PARTS)
+    };
     let all = |ready| [group(0, ready, 0), fixed(group(1, ready, 0), 25), fixed(group(2, 9, 0), 50)];
-    assert_eq!(shares(all(4), 100), [8, 8, 16]);
-    assert_eq!(shares(all(0), 100), [0, 0, 32]);
+    assert_eq!(shares(all(4), 100), [25, 25, 50]);
+    assert_eq!(shares(all(0), 100), [0, 0, 100]);
     assert_eq!(
         shares([group(0, 0, 9), fixed(group(1, 25, 0), 25), group(2, 9, 0)], 100),
-        [0, 32, 0],
+        [0, 100, 0],
         "at least its share"
     );
     assert_eq!(
         shares([fixed(group(0, 4, 0), 10), fixed(group(1, 4, 0), 90), group(2, 9, 0)], 100),
-        [3, 29, 0]
+        [10, 90, 0]
     );
+    for percent in [1, 2, 3, 19, 99] {
+        let canary = [group(0, 30, 0), fixed(group(1, 30, 0), percent), group(2, 9, 0)];
+        assert_eq!(shares(canary.clone(), 100), [100 - u32::from(percent), percent.into(), 0]);
+        let most = [fixed(group(0, 30, 0), 0), fixed(group(1, 30, 0), 100), group(2, 9, 0)];
+        assert_eq!(shares(most, percent), [100 - u32::from(percent), percent.into(), 0], "maxRemote");
+    }
+}
+
+#[test]
+fn a_fixed_share_is_at_most_what_the_ready_endpoints_serve() {
+    let share = |ready, not_ready, percent| {
+        let mut groups = [group(0, 30, 0), fixed(group(1, ready, not_ready), percent)];
+        divide(&mut groups, &viewer(), 100);
+        assert_eq!(groups[0].share + groups[1].share, PARTS);
+        (groups[1].share, groups[1].is_share_bounded())
+    };
+    assert_eq!(share(1, 29, 50), (STEP, true), "1.4/30 is 4.7 %, one step");
+    assert_eq!(share(1, 29, 4), (128, false), "exact, since it is less");
+    assert_eq!(share(15, 15, 50), (1_600, false));
+    assert_eq!(share(8, 22, 50), (11 * STEP, true), "37.3 %");
+    assert_eq!(share(8, 21, 50), (12 * STEP, true), "38.6 %");
+    assert_eq!(share(1, 99, 50), (44, true), "1.4 %, less than a step");
+    assert_eq!(share(0, 30, 50), (0, true));
+    let drained = Group { drained: 1_600 * 30, ..fixed(group(1, 30, 0), 50) };
+    let mut groups = [group(0, 30, 0), drained];
+    divide(&mut groups, &viewer(), 100);
+    assert_eq!(groups.map(|group| group.share), [2_400, 800]);
+}
+
+/// Forty networks in one ring have 32 steps.
+#[test]
+fn viewers_do_not_all_leave_out_the_same_networks() {
+    let without = |viewer: &str| -> BTreeSet<String> {
+        let ring = (0..40).map(|at| Group { network: Network::new(&format!("n{at:02}")), ..group(1, 3, 0) });
+        let mut groups: Vec<Group> = ring.collect();
+        divide(&mut groups, &Network::new(viewer), 100);
+        let none = groups.into_iter().filter(|group| group.share == 0);
+        none.map(|group| group.network.to_string()).collect()
+    };
+    let (one, other) = (without("east"), without("west"));
+    assert_eq!((one.len(), other.len(), &without("east")), (8, 8, &one));
+    assert_ne!(one, other);
 }
 
 #[test]
@@ -182,9 +238,10 @@ fn groups_with_shares() -> impl Strategy<Value = Vec<Group>> {
     )
 }
 
+/// Returns the shares in parts.
 fn shares(groups: &[Group], max_remote_percent: u8) -> Vec<u32> {
     let mut groups = groups.to_vec();
-    divide(&mut groups, max_remote_percent);
+    divide(&mut groups, &viewer(), max_remote_percent);
     groups.into_iter().map(|group| group.share).collect()
 }
 
@@ -194,7 +251,7 @@ proptest! {
     #[test]
     fn all_calls_are_given_and_only_to_ready_endpoints(groups in groups_with_shares(), max in 0..=100_u8) {
         let mut divided = groups;
-        divide(&mut divided, max);
+        divide(&mut divided, &viewer(), max);
         let any = divided.iter().any(|group| group.ready > 0);
         prop_assert_eq!(divided.iter().map(|group| group.share).sum::<u32>(), if any { PARTS } else { 0 });
         for group in &divided {
@@ -219,13 +276,13 @@ proptest! {
         prop_assert!((PARTS - shares[own]) * 100 <= PARTS * u32::from(max), "{shares:?}");
     }
 
-    /// Rounding may move one part to another group.
+    /// Rounding may move one step to another group.
     #[test]
     fn more_ready_endpoints_never_lower_a_share(groups in groups(), at in 0..9_usize, more in 1..50_u64) {
         prop_assume!(at < groups.len());
         let mut better = groups.clone();
         better[at].ready += more;
-        prop_assert!(shares(&better, 100)[at] + 1 >= shares(&groups, 100)[at]);
+        prop_assert!(shares(&better, 100)[at] + STEP >= shares(&groups, 100)[at]);
     }
 
     /// If all endpoints are ready: a group with few ready endpoints gains by healthy company in its ring.
@@ -235,7 +292,7 @@ proptest! {
         groups.iter_mut().for_each(|group| group.not_ready = 0);
         let mut nearer = groups.clone();
         nearer[at].ring -= 1;
-        prop_assert!(shares(&nearer, 100)[at] + 1 >= shares(&groups, 100)[at]);
+        prop_assert!(shares(&nearer, 100)[at] + STEP >= shares(&groups, 100)[at]);
     }
 
     /// While some ring has room for all calls, nothing that happens elsewhere changes what the own network keeps.
@@ -248,7 +305,20 @@ proptest! {
         let mut other = groups.clone();
         other[at].ready = ready;
         let (before, after) = (shares(&with_roomy(groups), 100)[0], shares(&with_roomy(other), 100)[0]);
-        prop_assert!(before.abs_diff(after) <= 1);
+        prop_assert!(before.abs_diff(after) <= STEP);
+    }
+
+    #[test]
+    fn shares_that_no_hand_sets_are_whole_steps(groups in groups()) {
+        prop_assert!(shares(&groups, 100).iter().all(|share| share % STEP == 0));
+    }
+
+    /// While the ready endpoints of the own network suffice, a fixed share is exact, whatever else there is.
+    #[test]
+    fn fixed_shares_of_ready_networks_are_exact(groups in groups(), percent in 0..=100_u8) {
+        let mut groups: Vec<Group> = groups.into_iter().filter(|group| group.ring > 0).collect();
+        groups.extend([group(0, 5, 0), fixed(group(9, 7, 0), percent)]);
+        prop_assert_eq!(shares(&groups, 100).last().copied(), Some(percent_parts(percent)));
     }
 
     /// Fewer calls than the nearest ring has room for all go there.
@@ -271,7 +341,7 @@ proptest! {
             let all = u128::from(PARTS);
             let room = all * group.room() / u128::from(10 * own);
             let part = (all * u128::from(group.ready)).checked_div(ready).unwrap_or_default();
-            prop_assert!(u128::from(share) <= room + part + 2, "{group:?}");
+            prop_assert!(u128::from(share) <= room + part + 2 * u128::from(STEP), "{group:?}");
         }
     }
 
@@ -279,7 +349,8 @@ proptest! {
     fn rounded_parts_are_less_than_one_part_away(portions in vec(prop_oneof![Just(0), 0..ALL], 1..40)) {
         let total: u128 = portions.iter().map(|portion| u128::from(*portion)).sum();
         prop_assume!(total > 0);
-        for (part, portion) in in_parts(&portions, PARTS).into_iter().zip(&portions) {
+        let turns = vec![0; portions.len()];
+        for (part, portion) in in_parts(&portions, PARTS, &turns).into_iter().zip(&portions) {
             let exact = u128::from(*portion) * u128::from(PARTS);
             prop_assert!((u128::from(part) * total).abs_diff(exact) < total);
         }

@@ -58,7 +58,7 @@ impl Horizon<'_> {
             }
         }
         sort(&mut groups);
-        divide(&mut groups, self.snapshot.policy.steering.max_remote_percent);
+        divide(&mut groups, &self.viewer.network, self.snapshot.policy.steering.max_remote_percent);
         let last = groups.iter().filter_map(|group| group.priority).max().map_or(0, |priority| priority + 1);
         let by_network: BTreeMap<&Network, &Group> =
             groups.iter().map(|group| (&group.network, group)).collect();

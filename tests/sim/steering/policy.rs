@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::load::Load;
-use isthmus::decisions::steering::{Distance, Group, PARTS, Source, divide};
+use isthmus::decisions::steering::{Distance, Group, PARTS, STEPS, Source, divide};
 use isthmus::model::place::Network;
 use isthmus::settings::steering::{Cost, Steering};
 
@@ -137,7 +137,8 @@ fn nearest(seen: &[Seen]) -> Vec<f64> {
         }
     };
     let mut groups: Vec<Group> = seen.iter().enumerate().map(group).collect();
-    divide(&mut groups, steering.max_remote_percent);
+    let viewer = Network::new(&format!("n{}", seen.iter().position(|one| one.is_own).unwrap_or_default()));
+    divide(&mut groups, &viewer, steering.max_remote_percent);
     groups.into_iter().map(|group| f64::from(group.share) / f64::from(PARTS)).collect()
 }
 
@@ -167,5 +168,5 @@ fn adaptive(seen: &[Seen]) -> Vec<f64> {
 }
 
 fn rounded(shares: Vec<f64>) -> Vec<f64> {
-    normal(shares.into_iter().map(|share| (share * f64::from(PARTS)).round()).collect())
+    normal(shares.into_iter().map(|share| (share * f64::from(STEPS)).round()).collect())
 }

@@ -4,6 +4,7 @@ use proptest::prelude::*;
 
 use super::*;
 use crate::random::{Addresses, any_meshes, drains, viewers};
+use crate::steering::{PARTS as PARTS_OF_CALLS, STEPS};
 use isthmus_registry::change::{Dirty, Item};
 use isthmus_registry::shard::Shard;
 use isthmus_settings::steering::{ServiceSteering, SteeringMode};
@@ -140,7 +141,8 @@ fn a_steered_service_moves_what_is_drained_to_the_next_ring() {
     };
     let shares = |left| -> Vec<(String, u32, Option<u32>)> {
         let groups = seen(&steered(left), &east()).groups;
-        groups.iter().map(|group| (group.network.to_string(), group.share, group.priority)).collect()
+        let steps = |group: &Group| group.share / (PARTS_OF_CALLS / STEPS);
+        groups.iter().map(|group| (group.network.to_string(), steps(group), group.priority)).collect()
     };
     let groups = |east: (u32, u32), west: (u32, u32)| {
         vec![("east".to_owned(), east.0, Some(east.1)), ("west".to_owned(), west.0, Some(west.1))]
