@@ -75,7 +75,8 @@ const FEATURES: &[(&str, &str)] = &[
     (
         "steering",
         "admin/share_log admin/steering config/steering config/table/steering settings/steering decisions/steering \
-        decisions/view/capacity decisions/view/steered dataplane/shares",
+        decisions/view/capacity decisions/view/steered dataplane/shares model/demand snapshot/demand snapshot/service_view/seen \
+        aggregator/owner/demands",
     ),
     (
         "telemetry",

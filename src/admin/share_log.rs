@@ -215,8 +215,10 @@ fn group_cause(network: &Network, then: &Group, now: &Group) -> Option<String> {
     if then.ring != now.ring {
         causes.push(format!("{network} is in ring {}, was in {}{}", now.ring, then.ring, distance(now)));
     }
-    if causes.is_empty() && (then.ready, then.not_ready) != (now.ready, now.not_ready) {
-        causes.push(format!("{network} has {}, had {} of {}", readiness(now), then.ready, then.all()));
+    if causes.is_empty()
+        && (then.ready, then.not_ready, then.demand()) != (now.ready, now.not_ready, now.demand())
+    {
+        causes.push(format!("{network} has {}, had {} of {}", readiness(now), then.ready, then.demand()));
     }
     if then.drained != now.drained {
         causes.push(format!("the drains of {network} have changed"));
@@ -228,7 +230,7 @@ fn group_cause(network: &Network, then: &Group, now: &Group) -> Option<String> {
 }
 
 fn readiness(group: &Group) -> String {
-    format!("{} of {} ready", group.ready, group.all())
+    format!("{} of {} ready", group.ready, group.demand())
 }
 
 fn distance(group: &Group) -> String {

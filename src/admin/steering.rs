@@ -10,6 +10,7 @@ use isthmus_decisions::view::{Viewer, distance, view};
 use isthmus_model::place::Network;
 use isthmus_settings::peer::peer_of;
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::demand::Demand;
 use isthmus_snapshot::networks::NetworkEntry;
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
@@ -68,7 +69,8 @@ fn shown(group: &Group, all: &[Group], max_remote: u8, age: Option<Duration>) ->
         not_ready: group.not_ready,
         share: f64::from(group.share) / f64::from(PARTS),
         priority: group.priority,
-        why: why(group, all, max_remote),
+        stands_for: group.stands_for.map(|demand| demand.weight),
+        why: explained(group, all, max_remote),
     }
 }
 
@@ -108,9 +110,18 @@ fn source(network: &Network, source: Option<Source>) -> (String, Option<f64>) {
     (text, time.map(|time| (time.as_secs_f64() * 1e6).round() / 1e3))
 }
 
+/// Returns what the group stands for, if that is another number than that of its endpoints, and why it has its share.
+fn explained(group: &Group, all: &[Group], max_remote: u8) -> String {
+    let why = why(group, all, max_remote);
+    match group.stands_for {
+        Some(Demand { weight, source }) => format!("stands for {weight} ({}): {why}", source.text()),
+        None => why,
+    }
+}
+
 /// Returns the sentence that says why the group has its share.
 fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
-    let count = group.all();
+    let count = group.demand();
     let is_other = |other: &&Group| other.network != group.network;
     let others_ready = all.iter().filter(is_other).any(|other| other.ready > 0);
     let is_fixed = |other: &&Group| other.fixed_percent.is_some() && other.share > 0;
@@ -169,9 +180,9 @@ fn by_hand(group: &Group, percent: u8) -> String {
         true => format!(
             "the policy's shares give it {percent} %, but only {} of {} are ready: at most 1.4 × {}/{}{more}",
             group.ready,
-            group.all(),
+            group.demand(),
             group.ready,
-            group.all()
+            group.demand()
         ),
         false => format!("the policy's shares give it {percent} %{more}"),
     }
@@ -180,9 +191,11 @@ fn by_hand(group: &Group, percent: u8) -> String {
 /// Returns the sentence that says why a group on another network than the viewer's has a share. `has_beside` is true if there is
 /// another group in its ring.
 fn why_elsewhere(group: &Group, all: &[Group], has_beside: bool) -> String {
-    let own: u64 = all.iter().filter(|other| other.ring == 0).map(Group::all).sum();
+    let own: u64 = all.iter().filter(|other| other.ring == 0).map(Group::demand).sum();
     let room = match (own, group.has_room()) {
-        (1.., true) => format!("has room for (1.4 × {} − {})/{own} of the calls", group.ready, group.all()),
+        (1.., true) => {
+            format!("has room for (1.4 × {} − {})/{own} of the calls", group.ready, group.demand())
+        }
         _ => String::new(),
     };
     match group.takes {
@@ -243,6 +256,7 @@ pub(super) fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
 mod tests {
     use super::*;
     use isthmus_decisions::steering::{Distance, divide};
+    use isthmus_model::demand::DemandSource;
     use isthmus_model::place::Distance as Level;
     use isthmus_settings::steering::{Cost, Steering};
 
@@ -326,6 +340,16 @@ mod tests {
             texts(fixed, 100),
             ["24: what the policy's shares leave stays", reserve, "8: the policy's shares give it 25 %"]
         );
+        let mut lost = of(10, 0);
+        lost[0].stands_for = Some(Demand { weight: 30, source: DemandSource::Replicas });
+        divide(&mut lost, &Network::new("east"), 100);
+        assert_eq!(
+            explained(&lost[0], &lost, 100),
+            "stands for 30 (replicas): 10 of 30 are ready: keeps 1.4 × 10/30, and its part of what no network has room for"
+        );
+        lost[0].ready = 0;
+        divide(&mut lost, &Network::new("east"), 100);
+        assert_eq!(explained(&lost[0], &lost, 100), "stands for 30 (replicas): none of 30 is ready");
         let mut bounded = of(3, 0);
         (bounded[2].fixed_percent, bounded[2].not_ready) = (Some(50), 27);
         assert_eq!(

@@ -68,6 +68,7 @@ pub fn snapshot(policy: &Arc<Policy>, shards: &[Arc<Shard>], resolved: &Resolved
         probes: None,
         drains: &drains,
         recent: None,
+        remembered: None,
     };
     all(inputs, 1)
 }

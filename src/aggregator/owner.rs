@@ -5,6 +5,7 @@
 
 mod addresses;
 mod contained;
+mod demands;
 mod identities;
 pub(super) mod names;
 mod rounds;
@@ -19,6 +20,7 @@ use tokio::task::AbortHandle;
 use tokio::time::{Instant, Interval};
 
 use self::addresses::Addresses;
+use self::demands::Demands;
 use self::identities::Identities;
 use self::names::Names;
 use self::rounds::Round;
@@ -49,7 +51,7 @@ use isthmus_snapshot::unread::{Unread, UnreadRegistry};
 use isthmus_tasks::background;
 use isthmus_tasks::scope::Scope;
 use isthmus_telemetry::control::Control;
-use isthmus_upgrade::belief::{DrainBelief, HoldBelief, NameBelief, Present, SUBJECT_WITHIN};
+use isthmus_upgrade::belief::{DemandBelief, DrainBelief, HoldBelief, NameBelief, Present, SUBJECT_WITHIN};
 use isthmus_world::{Publisher, Reader};
 
 /// The interval at which the time limits of registries are checked and retired snapshots are dropped.
@@ -96,6 +98,8 @@ pub struct Recalled {
     pub holds: Vec<HoldBelief>,
     /// The shares that drains of documents have left of their targets.
     pub drains: Vec<DrainBelief>,
+    /// The endpoints that services had a short time ago.
+    pub demands: Vec<DemandBelief>,
 }
 
 /// The operators' orders to drain, given to this gateway.
@@ -264,6 +268,7 @@ struct Owner {
     /// The shares that drains of documents had left at the last look, those of registries not read since the start included.
     left: Left,
     identities: Identities,
+    demands: Demands,
     changes: mpsc::Sender<(Epoch, Vec<Change>)>,
     answers: mpsc::Sender<(HostName, LookedUp)>,
     status: watch::Sender<Arc<Status>>,
@@ -384,7 +389,8 @@ impl Owner {
         scope: &Scope,
         (copies, recalled): (CopyStore, Recalled),
     ) -> (Self, Inbox, Handle, Reader) {
-        let (Recalled { names: recalled, holds, drains: left }, present) = (recalled, Present::now());
+        let (Recalled { names: recalled, holds, drains: left, demands }, present) =
+            (recalled, Present::now());
         let own = Arc::new(own_shard(sources.services));
         let addresses = Addresses::start(&sources.options);
         let (configure, configures) = mpsc::channel(QUEUE);
@@ -413,6 +419,7 @@ impl Owner {
             probes: None,
             drains: &drains,
             recent: None,
+            remembered: None,
         };
         let unread = sources.registries.iter().map(unread_registry).collect();
         let unread = Arc::new(Unread::default().with_registries(unread));
@@ -444,6 +451,7 @@ impl Owner {
             drains,
             left,
             identities: Identities::default(),
+            demands: Demands::recalled(demands, present),
             resolver: scope.spawn(resolver).abort_handle(),
             changes,
             answers,
@@ -572,7 +580,8 @@ impl Owner {
             Some(HoldBelief { items, ..hold })
         });
         let drains = drains_left::beliefs(&self.left, present);
-        Recalled { names: self.names.beliefs(present), holds: holds.collect(), drains }
+        let demands = self.demands.beliefs(present);
+        Recalled { names: self.names.beliefs(present), holds: holds.collect(), drains, demands }
     }
 
     /// Goes on with the holds of an earlier process, from the items that it has handed over, else from the copies on disk.

@@ -49,6 +49,9 @@ pub struct Group {
     /// The summed weight of the endpoints that are not ready, without those that are draining.
     #[serde(rename = "notReady")]
     pub not_ready: u64,
+    /// The summed weight of the endpoints for which the calls of the network are meant; absent: `ready` and `notReady` together.
+    #[serde(rename = "standsFor", skip_serializing_if = "Option::is_none")]
+    pub stands_for: Option<u64>,
     /// The share of the viewer's calls, from 0 to 1: exact where the policy sets it, else in steps of 1/32.
     pub share: f64,
     /// The priority of the ready endpoints; absent if none is ready.

@@ -78,11 +78,11 @@ impl Keeper {
 
     /// Returns all beliefs; `None` if the aggregator has ended, and with it what it knew.
     pub(super) async fn collect(&self) -> Option<Beliefs> {
-        let Recalled { names, holds, drains } = self.aggregator.beliefs().await?;
+        let Recalled { names, holds, drains, demands } = self.aggregator.beliefs().await?;
         let present = Present::now();
         let (gateways, distances) = self.liveness.beliefs(present);
         let (endpoints, checks) = self.upstreams.beliefs(present);
-        Some(Beliefs { names, gateways, distances, holds, drains, endpoints, checks })
+        Some(Beliefs { names, gateways, distances, holds, drains, demands, endpoints, checks })
     }
 
     /// Returns what drains of documents have left.

@@ -152,9 +152,9 @@ impl Program {
         let instance = instance.unwrap_or_else(|| peers::instance(&config));
         let deadline = Instant::now() + config.aggregator.start_timeout;
         let (beliefs, liveness) = (recalled(taking.as_deref(), &config).await, Liveness::default());
-        let Beliefs { names, gateways, distances, holds, drains, endpoints, checks } = beliefs;
+        let Beliefs { names, gateways, distances, holds, drains, demands, endpoints, checks } = beliefs;
         liveness.recall(&config.policy.node.network, gateways, distances);
-        let recalled = Recalled { names, holds, drains };
+        let recalled = Recalled { names, holds, drains, demands };
         let (sockets_of_parts, waits) = (sockets.clone(), taking.is_some());
         let succession =
             Succession { sockets: sockets_of_parts, instance: instance.clone(), waits, recalled, liveness };

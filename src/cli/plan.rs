@@ -233,6 +233,7 @@ fn with_services(policy: &Arc<Policy>, scope: &RegistryScope, services: Vec<List
             probes: None,
             drains: &Arc::default(),
             recent: None,
+            remembered: None,
         },
         1,
     )
@@ -262,6 +263,7 @@ fn service(listed: &Listed) -> Option<Service> {
         load_balancing: None,
         families: ServiceFamilies::Automatic,
         identities: Box::default(),
+        demand: Box::default(),
         withheld: Box::default(),
     })
 }

@@ -22,7 +22,7 @@ use isthmus_settings::peer::{
     IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
 };
 use isthmus_settings::policy::Mesh;
-use isthmus_settings::scope::{AddressScope, RegistryScope};
+use isthmus_settings::scope::{AddressScope, RegistryScope, Unlisted};
 use isthmus_tls::roots::PeerTrust;
 use isthmus_tls::source::TrustFile;
 
@@ -226,6 +226,7 @@ impl Reader<'_> {
                 finds_network: true,
                 addresses: scope.clone(),
                 tls: TlsSource::Written,
+                unlisted: Unlisted::Lost,
             },
             kind: RegistryKind::Peer(spec),
         });

@@ -26,7 +26,7 @@ use isthmus_settings::listener::RefusalMode;
 use isthmus_settings::peer::is_place_of_peer;
 use isthmus_settings::policy;
 use isthmus_settings::policy::Mesh;
-use isthmus_settings::scope::{AddressScope, RegistryScope};
+use isthmus_settings::scope::{AddressScope, RegistryScope, Unlisted};
 use isthmus_tls::client::{CertificateFiles, Files};
 use isthmus_tls::source::Istiod;
 
@@ -103,6 +103,7 @@ fn scope(fields: &Fields<'_>) -> RegistryScope {
         finds_network: false,
         addresses: addresses(&allow, fields.at(&keys::Registry::ALLOW).is_some()),
         tls: TlsSource::Written,
+        unlisted: Unlisted::Lost,
     }
 }
 
@@ -331,7 +332,7 @@ impl Reader<'_> {
             name,
             cluster,
             network,
-            scope,
+            scope: RegistryScope { unlisted: Unlisted::Removed, ..scope },
             kind: RegistryKind::File { path },
         });
     }

@@ -11,6 +11,7 @@ use twox_hash::XxHash3_64;
 use isthmus_model::drain;
 use isthmus_model::place::{Distance as Level, Network};
 use isthmus_settings::steering::{Cost, Steering};
+use isthmus_snapshot::demand::Demand;
 
 /// The number of parts into which the calls of a viewer are divided: shares are multiples of 1 / `PARTS`, and so is each percent.
 pub const PARTS: u32 = 3_200;
@@ -100,8 +101,10 @@ pub struct Group {
     pub ready: u64,
     /// The part of that weight that planned drains take away, in parts of [`drain::PARTS`].
     pub drained: u64,
-    /// The summed weight of the endpoints that are not ready. Endpoints that are draining do not count: they leave on purpose.
+    /// The summed weight of the endpoints that are not ready, without those that are terminating.
     pub not_ready: u64,
+    /// The demand; `None`: the ready endpoints and those that are not ready.
+    pub stands_for: Option<Demand>,
     /// False if the gateways of the network have ceased to answer. Its endpoints count as not ready, unless there are no others.
     pub answers: bool,
     /// The share in percent that the config file sets for the network.
@@ -127,6 +130,7 @@ impl Group {
             ready: 0,
             drained: 0,
             not_ready: 0,
+            stands_for: None,
             answers: true,
             fixed_percent: None,
             by_hand: 0,
@@ -151,14 +155,18 @@ impl Group {
         self.undrained().saturating_sub(self.drained.into())
     }
 
-    /// Returns the summed weight of the endpoints, ready or not.
-    pub fn all(&self) -> u64 {
-        self.ready.saturating_add(self.not_ready)
+    /// Returns the demand: the weight of the endpoints for which the calls are meant.
+    pub fn demand(&self) -> u64 {
+        match self.stands_for {
+            // A group that shall have no endpoint is served by those that it still has.
+            Some(demand) => demand.weight.max(self.ready.min(1)),
+            None => self.ready.saturating_add(self.not_ready),
+        }
     }
 
     /// Returns true if the ready endpoints suffice for all calls that are meant for the group.
     pub fn suffices(&self) -> bool {
-        self.serves() >= u128::from(self.all()) * 10
+        self.serves() >= u128::from(self.demand()) * 10
     }
 
     /// Returns true if the ready endpoints have room for calls of a viewer on another network.
@@ -178,7 +186,7 @@ impl Group {
 
     /// Returns the part of the calls that are meant for the group which its ready endpoints serve, in parts of [`PARTS`].
     fn served_parts(&self) -> u32 {
-        let meant = u128::from(self.all()) * 10;
+        let meant = u128::from(self.demand()) * 10;
         u32::try_from(part(PARTS.into(), self.serves().min(meant), meant)).unwrap_or(PARTS)
     }
 
@@ -197,7 +205,7 @@ impl Group {
     /// Returns the number of calls of the viewer that the ready endpoints have room for: on another network they first serve those
     /// that are meant for the group.
     fn room(&self) -> u128 {
-        let residents = if self.ring == 0 { 0 } else { u128::from(self.all()) * 10 };
+        let residents = if self.ring == 0 { 0 } else { u128::from(self.demand()) * 10 };
         self.serves().saturating_sub(residents)
     }
 }
@@ -256,7 +264,7 @@ pub fn divide(groups: &mut [Group], viewer: &Network, max_remote_percent: u8) {
 pub fn overprovisioning_percent(groups: &[Group]) -> u32 {
     let left = |group: &Group| {
         let serves = match group.takes {
-            Takes::Rest => group.serves() * 10 / u128::from(group.all().max(1)),
+            Takes::Rest => group.serves() * 10 / u128::from(group.demand().max(1)),
             Takes::Room | Takes::More => 0,
         };
         u32::try_from(serves).unwrap_or(u32::MAX).clamp(100, ENVOY_OVERPROVISIONING_PERCENT)
@@ -293,15 +301,15 @@ fn shares(groups: &mut [Group], turns: &[u64]) -> Vec<u32> {
 fn ring_by_ring(groups: &mut [Group]) -> Vec<u64> {
     let mut taken = vec![0; groups.len()];
     let rings: BTreeSet<u32> = groups.iter().map(|group| group.ring).collect();
-    let all_of = |groups: &[Group], ring: u32| -> u128 {
-        groups.iter().filter(|group| group.ring == ring).map(|group| u128::from(group.all())).sum()
+    let demand_of = |groups: &[Group], ring: u32| -> u128 {
+        groups.iter().filter(|group| group.ring == ring).map(|group| u128::from(group.demand())).sum()
     };
-    // The endpoints of the viewer's own network are meant for its calls, so they tell how many calls there are.
-    let own = all_of(groups, 0);
+    // The demand of the viewer's own network tells how many calls there are.
+    let own = demand_of(groups, 0);
     let room = |group: &Group| if own == 0 { group.serves() } else { group.room() };
     let mut left = ALL;
     for ring in rings {
-        let calls = if own == 0 { all_of(groups, ring) } else { own } * 10;
+        let calls = if own == 0 { demand_of(groups, ring) } else { own } * 10;
         let rooms: u128 = groups.iter().filter(|group| group.ring == ring).map(room).sum();
         let takes = part(ALL, rooms.min(calls), calls).min(left);
         let is_full = takes < left;

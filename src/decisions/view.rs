@@ -25,6 +25,7 @@ use isthmus_settings::network::Access;
 use isthmus_settings::steering::{ServiceSteering, SteeringMode};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::Role;
+use isthmus_snapshot::demand::Listed;
 use isthmus_snapshot::networks::NetworkTable;
 use isthmus_snapshot::port_endpoint::PortEndpoint;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
@@ -317,8 +318,11 @@ struct Horizon<'a> {
     pass: Pass,
     /// True if a drain leaves nothing of an endpoint, or of all gateways to it, so that it is in reserve.
     has_drained: bool,
-    /// The summed weight of endpoints that are not ready, by network. Draining endpoints do not count.
-    not_ready: BTreeMap<Network, u64>,
+    service: &'a ServiceView,
+    /// The summed weights of endpoints that are not ready or terminating, by network; those that are ready are among the entries.
+    unready: BTreeMap<Network, Listed>,
+    /// True if there are calls for the viewer's own network, and no endpoint is listed there.
+    is_own_lost: bool,
     /// The networks without an answering gateway that the viewer can use.
     silent: BTreeSet<Network>,
     near: BTreeMap<SocketAddr, Entry>,
@@ -354,7 +358,9 @@ impl<'a> Horizon<'a> {
             steering: &snapshot.policy.tuning.of(&service.name).steering,
             pass,
             has_drained: false,
-            not_ready: BTreeMap::new(),
+            service,
+            unready: BTreeMap::new(),
+            is_own_lost: false,
             silent: BTreeSet::new(),
             near: BTreeMap::new(),
             far: BTreeMap::new(),
@@ -366,6 +372,8 @@ impl<'a> Horizon<'a> {
     /// Adds all endpoints of the subset; `None` if the service does not have the subset.
     fn place_all(&mut self, service: &ServiceView, subset: &str) -> Option<()> {
         let (port, networks) = (self.port, self.snapshot.networks());
+        // How many of the lost endpoints were of a subset is not known.
+        self.is_own_lost = subset.is_empty() && service.is_lost(&self.viewer.network);
         for endpoint in service.endpoints_of(port, subset, networks)? {
             self.place(&endpoint);
         }
@@ -433,14 +441,14 @@ impl<'a> Horizon<'a> {
         if seen
             && self.steering.is_on()
             && !self.local_to.contains(&cluster)
-            && endpoint.endpoint.health == Health::Unhealthy
+            && endpoint.endpoint.health != Health::Healthy
         {
-            self.note_not_ready(endpoint, weight);
+            self.note_unready(endpoint, weight);
         }
     }
 
-    /// Counts an endpoint that is not ready, if the viewer could reach it otherwise.
-    fn note_not_ready(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) {
+    /// Counts an endpoint that is not ready or terminating, if the viewer could reach it otherwise.
+    fn note_unready(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) {
         let (viewer, network, cluster) = (self.viewer, endpoint.network, &endpoint.origin.cluster);
         let has_gateway = || {
             let entry = self.snapshot.networks.get(network);
@@ -450,7 +458,7 @@ impl<'a> Horizon<'a> {
         if self.is_near(network, cluster) || self.is_exported(endpoint) && has_gateway() {
             // Endpoints of the unknown network that the viewer reaches by address are on its own network.
             let network = if network.is_unknown() { &viewer.network } else { network };
-            *self.not_ready.entry(network.clone()).or_default() += weight;
+            self.unready.entry(network.clone()).or_default().add(endpoint.endpoint.health, weight);
         }
     }
 

@@ -191,6 +191,7 @@ impl ServiceReader {
             load_balancing: None,
             families: ServiceFamilies::Automatic,
             identities: Box::default(),
+            demand: Box::default(),
             withheld: Box::default(),
         }
     }

@@ -343,6 +343,7 @@ impl Reading {
             load_balancing: convert::load_balancing(found),
             families: convert::families(found),
             identities: Box::default(),
+            demand: Box::default(),
             withheld: Box::default(),
         });
         let waypoints = convert::waypoints(found, network);

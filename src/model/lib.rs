@@ -4,7 +4,7 @@
 //!
 //! - `reason`: the closed list of reasons for refusals and ends; `alert`: the TLS alert of a reason. `record`: the record of one connection; `side`: its parties. `trace`: its trace.
 //! - `name`, `mesh_name`, `authority`, `alpn`: what a client asks for. `identity`: who asks. `limits`: how much.
-//! - `service`, `endpoint`, `place`, `address`, `load_balancing`: the mesh. `probe`: how its gateways answer probes. `ambient`: what only ztunnels need of it. `drain`: orders that empty parts of it. `import`, `link`, `set_hash`: the exchange with peers.
+//! - `service`, `endpoint`, `place`, `address`, `load_balancing`: the mesh. `probe`: how its gateways answer probes. `ambient`: what only ztunnels need of it. `demand`: how many endpoints its calls are meant for. `drain`: orders that empty parts of it. `import`, `link`, `set_hash`: the exchange with peers.
 //! - `words`: values that are fixed words in the config. `stored`: values in copies on disk. `time`: times as text. `hex`: bytes as text.
 //! - `testing`: values for tests.
 
@@ -13,6 +13,7 @@ pub mod alert;
 pub mod alpn;
 pub mod ambient;
 pub mod authority;
+pub mod demand;
 pub mod drain;
 pub mod endpoint;
 pub mod hex;

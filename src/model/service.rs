@@ -8,6 +8,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 
 use super::address::{stored_ips, stored_socket};
+use super::demand::OwnersDemand;
 use super::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, Labels, MeshTlsOff, TlsMode};
 use super::identity::Identity;
 use super::import::Import;
@@ -186,6 +187,9 @@ pub struct Service {
     /// The SPIFFE IDs by which clients verify the endpoints, besides those of the endpoints themselves.
     #[serde(default)]
     pub identities: Box<[Identity]>,
+    /// The numbers of endpoints that the service is meant to have, by network; without an entry, the registry does not know the number.
+    #[serde(default)]
+    pub demand: Box<[OwnersDemand]>,
     /// How many endpoints the registry leaves out for each reason. A reason occurs at most once in the list.
     #[serde(skip)]
     pub withheld: Box<[(Withheld, u32)]>,

@@ -29,7 +29,7 @@ use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{Service, ServiceKey};
 use isthmus_settings::export_tls::TlsSource;
 use isthmus_settings::network::Gateway;
-use isthmus_settings::scope::{AddressScope, RegistryScope};
+use isthmus_settings::scope::{AddressScope, RegistryScope, Unlisted};
 
 /// Tells whether the endpoints of a shard are used. Services and ports stay known in every case.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -70,6 +70,8 @@ pub struct Origin {
     /// The source of the TLS modes of the endpoints. It follows from the kind of the registry and is not in the copies on disk, so
     /// that a copy of an earlier version is read like one of this version.
     pub tls: TlsSource,
+    /// The meaning of an endpoint that leaves the list. It follows from the kind of the registry, too.
+    pub unlisted: Unlisted,
 }
 
 /// The items of one registry.
@@ -126,8 +128,8 @@ pub struct Counts {
 impl Shard {
     /// Returns a shard without items.
     pub fn new(cluster: ClusterId, network: Network, scope: &RegistryScope) -> Self {
-        let RegistryScope { addresses, tls, .. } = scope.clone();
-        let origin = Origin { cluster, network, addresses, tls, ..Origin::default() };
+        let RegistryScope { addresses, tls, unlisted, .. } = scope.clone();
+        let origin = Origin { cluster, network, addresses, tls, unlisted, ..Origin::default() };
         Self { origin: Arc::new(origin), scope: Arc::new(scope.clone()), ..Self::default() }
     }
 

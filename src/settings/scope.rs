@@ -24,6 +24,18 @@ pub struct RegistryScope {
     pub addresses: AddressScope,
     /// The source of the TLS modes of the endpoints.
     pub tls: TlsSource,
+    /// The meaning of an endpoint that leaves the list.
+    pub unlisted: Unlisted,
+}
+
+/// The meaning of an endpoint that a registry does not list any more.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Unlisted {
+    /// The endpoint was taken away on purpose, because an operator writes the list: there are fewer calls.
+    #[default]
+    Removed,
+    /// The endpoint may be lost, because a program lists what there is: its calls come all the same.
+    Lost,
 }
 
 /// The addresses that the endpoints of a registry may have, also those to which host names of endpoints resolve.

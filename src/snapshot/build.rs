@@ -44,6 +44,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         unread: Arc::default(),
         drains: inputs.drains.clone(),
         recent: inputs.recent.cloned().unwrap_or_default(),
+        remembered: inputs.remembered.cloned().unwrap_or_default(),
         ambient: RegistryAmbient::of_all(inputs.shards),
     };
     let hostnames: BTreeSet<&HostName> = inputs.shards.iter().flat_map(|shard| shard.hostnames()).collect();
@@ -68,6 +69,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         trust_roots: inputs.trust_roots.clone(),
         drains: inputs.drains.clone(),
         recent: inputs.recent.cloned().unwrap_or_default(),
+        remembered: inputs.remembered.cloned().unwrap_or_default(),
         ambient: RegistryAmbient::of_all(inputs.shards),
         ..previous.clone()
     };
@@ -108,6 +110,9 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
     services.extend(drains.into_iter().flat_map(|drain| next.drained_by(drain)));
     if !Arc::ptr_eq(&next.recent, &previous.recent) {
         services.extend(next.recent.apart(&previous.recent));
+    }
+    if !Arc::ptr_eq(&next.remembered, &previous.remembered) {
+        services.extend(next.remembered.apart(&previous.remembered));
     }
     for name in &dirty.resolved {
         services.extend(inputs.shards.iter().flat_map(|shard| shard.users_of(name.as_str())).cloned());

@@ -5,6 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
+use super::demand::Remembered;
 use super::drains::Drains;
 use super::recent::RecentIdentities;
 use super::routes::Resolved;
@@ -65,4 +66,6 @@ pub struct Inputs<'a> {
     pub drains: &'a Arc<Drains>,
     /// The identities that services have gained or lost a short time ago; `None`: none.
     pub recent: Option<&'a Arc<RecentIdentities>>,
+    /// The numbers of endpoints that services had a short time ago; `None`: none.
+    pub remembered: Option<&'a Arc<Remembered>>,
 }

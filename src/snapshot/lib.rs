@@ -7,7 +7,7 @@
 //! - Tables of admission: [`routes`] ([`listener_routes`]: those of one listener), [`exports`], [`exported`], [`owners`], [`candidates`], [`gateway_table`] (the Gateway API).
 //! - Merged: [`service_view`] (a service of several registries; `claimants`: those that have its name), [`port_endpoint`], [`clusterset`], [`clusterset_service`],
 //!   [`networks`], [`trust_roots`]; for ztunnels alone: [`ambient`].
-//! - [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`unread`] (registries), [`virtual_addresses`] of imported services.
+//! - [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`demand`] (endpoints that were lost), [`unread`] (registries), [`virtual_addresses`] of imported services.
 //! - Changes: [`delta`]. `testing`: meshes for tests.
 
 pub mod ambient;
@@ -17,6 +17,7 @@ mod claimants;
 pub mod clusterset;
 pub mod clusterset_service;
 pub mod delta;
+pub mod demand;
 pub mod drain_scope;
 pub mod drains;
 pub mod exported;
@@ -43,6 +44,7 @@ use std::sync::Arc;
 use ambient::RegistryAmbient;
 use build::ServicesBehind;
 use candidates::service_of;
+use demand::Remembered;
 use drains::{ActiveDrain, DrainSource, Drains};
 use exported::{PeerNames, PeersOf};
 use exports::ExportIndex;
@@ -97,6 +99,8 @@ pub struct Snapshot {
     pub drains: Arc<Drains>,
     /// The identities that services have gained or lost a short time ago.
     pub(crate) recent: Arc<RecentIdentities>,
+    /// The numbers of endpoints that services had a short time ago.
+    pub(crate) remembered: Arc<Remembered>,
     /// The workloads and policies, which only ztunnels need, by registry.
     pub ambient: Arc<[RegistryAmbient]>,
 }

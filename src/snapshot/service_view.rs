@@ -7,6 +7,7 @@ use std::sync::Arc;
 
 mod offer;
 mod own_network;
+pub mod seen;
 pub mod waypoint;
 
 use self::own_network::{candidate, subset_candidates};
@@ -15,6 +16,7 @@ use super::Snapshot;
 use super::candidates::{Candidate, Candidates};
 use super::claimants::claimants;
 use super::clusterset::{ExportConflict, Exported, conflict};
+use super::demand::{self, Demand, Demands, Listed};
 use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, is_among};
 use super::inputs::Inputs;
 use super::networks::NetworkTable;
@@ -83,6 +85,8 @@ pub struct ServiceView {
     pub prefers_near: bool,
     /// The identities that the service has gained or lost a short time ago; `None`: none.
     pub recent: Option<Arc<Recent>>,
+    /// The demand by network; empty if nobody uses it.
+    demands: Demands,
 }
 
 /// A difference between registries that could not be merged, so that the definition of one registry does not apply.
@@ -126,6 +130,10 @@ impl Part {
     /// Returns the parts of [`PARTS`] that drains leave of the endpoint at this index.
     pub(super) fn left_of(&self, at: usize) -> u16 {
         self.left.as_deref().and_then(|left| left.get(at).copied()).unwrap_or(PARTS)
+    }
+
+    fn for_demand(&self) -> demand::Part<'_> {
+        demand::Part { origin: &self.origin, service: &self.service }
     }
 
     /// Returns the part as an export of its cluster; `None` if no `ServiceExport` gives the service its name.
@@ -470,6 +478,17 @@ impl ServiceView {
         self.parts.iter().flat_map(|part| &part.service.identities)
     }
 
+    /// Returns the demand of the endpoints of a group on this network, of which these are listed; `None`: it is the number of those that
+    /// stay.
+    pub fn demand(&self, network: &Network, listed: Listed) -> Option<Demand> {
+        self.demands.of(network, listed)
+    }
+
+    /// Returns true if there are calls for a network on which no endpoint of the service is listed.
+    pub fn is_lost(&self, network: &Network) -> bool {
+        self.demands.is_lost(network)
+    }
+
     /// Returns the parts whose endpoints are used for a port, in order of registry. Each comes with the registry's own port,
     /// whose name and target port apply to its endpoints. All callers use this function, so that they agree on when the
     /// endpoints of a demoted or expired registry are used.
@@ -533,6 +552,14 @@ impl ServiceView {
             Some(WaypointView::new(told, hostname, &part.origin, tuning))
         });
         let recent = world.recent.and_then(|recent| recent.0.get(&key.hostname)).cloned();
+        let demands = match demand::matters(world.policy, hostname) {
+            true => {
+                let remembered = world.remembered.and_then(|all| all.0.get(&key.hostname));
+                let parts: Vec<_> = parts.iter().map(Part::for_demand).collect();
+                Demands::new(&parts, remembered.map(|numbers| &**numbers), site.networks)
+            }
+            false => Demands::default(),
+        };
         let ports = ports
             .into_iter()
             .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, (site, recent.as_deref())))
@@ -544,6 +571,7 @@ impl ServiceView {
             import: first.import.clone(),
             prefers_near: first.prefers_near(),
             recent,
+            demands,
             other_addresses,
             networks,
             export_name: parts

@@ -76,6 +76,7 @@ impl Mesh {
             probes: Some(&self.probes),
             drains: &self.drains,
             recent: None,
+            remembered: None,
         }
     }
 
@@ -244,6 +245,7 @@ pub fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoint>) ->
         load_balancing: None,
         families: ServiceFamilies::Automatic,
         identities: Box::default(),
+        demand: Box::default(),
         withheld: Box::default(),
     }
 }

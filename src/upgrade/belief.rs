@@ -8,6 +8,7 @@
 //! | belief | owner | forgotten |
 //! |---|---|---|
 //! | what drains of documents have left | `aggregator::drains_left` | with the document; that of a registry is kept until the registry is read; a day after a process last knew it |
+//! | numbers of endpoints that were lost | `aggregator::owner::demands` | 10 min after they were last seen |
 //! | addresses of host names | `aggregator::owner::names` | a day after a process last used them |
 //! | verdicts on gateways | `aggregator::liveness` | a day after the last probe; each outage an hour after it began |
 //! | distances of networks | `aggregator::liveness` | a day after the last measurement; a peer's report after 15 min |
@@ -105,6 +106,8 @@ pub struct Beliefs {
     pub holds: Vec<HoldBelief>,
     /// The shares that planned drains of documents have left of their targets.
     pub drains: Vec<DrainBelief>,
+    /// The numbers of endpoints that services had a short time ago.
+    pub demands: Vec<DemandBelief>,
     /// The endpoints that fail.
     pub endpoints: Vec<EndpointBelief>,
     /// The endpoints whose health checks fail.
@@ -125,6 +128,8 @@ pub enum Belief {
     Hold(HoldBelief),
     /// See [`Beliefs::drains`].
     Drain(DrainBelief),
+    /// See [`Beliefs::demands`].
+    Demand(DemandBelief),
     /// See [`Beliefs::endpoints`].
     Endpoint(EndpointBelief),
     /// See [`Beliefs::checks`].
@@ -236,6 +241,19 @@ pub struct DrainBelief {
     pub known: Moment,
 }
 
+/// A number of endpoints that a service had on a network, and has not any more.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct DemandBelief {
+    /// The host name of the service.
+    pub service: String,
+    /// The network.
+    pub network: String,
+    /// The sum of the weights of the endpoints.
+    pub weight: u64,
+    /// The time at which they were last seen.
+    pub seen: Moment,
+}
+
 /// An endpoint that has failed.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct EndpointBelief {
@@ -305,25 +323,28 @@ pub struct CheckBelief {
 impl Beliefs {
     /// Returns the beliefs one by one, those first whose loss costs the most, and at most [`BELIEFS_MAX`].
     pub fn all(self) -> impl Iterator<Item = Belief> {
-        let Self { names, gateways, distances, holds, drains, endpoints, checks } = self;
+        let Self { names, gateways, distances, holds, drains, demands, endpoints, checks } = self;
         let names = names.into_iter().map(Belief::Name);
         let gateways = gateways.into_iter().map(Belief::Gateway);
         let distances = distances.into_iter().map(Belief::Distance);
         let first = holds.into_iter().map(Belief::Hold).chain(drains.into_iter().map(Belief::Drain));
+        let demands = demands.into_iter().map(Belief::Demand);
         let endpoints = endpoints.into_iter().map(Belief::Endpoint);
         let checks = checks.into_iter().map(Belief::Check);
-        first.chain(gateways).chain(distances).chain(names).chain(checks).chain(endpoints).take(BELIEFS_MAX)
+        let of_endpoints = demands.chain(checks).chain(endpoints);
+        first.chain(gateways).chain(distances).chain(names).chain(of_endpoints).take(BELIEFS_MAX)
     }
 
     /// Returns true if the beliefs differ from these, apart from the times at which they were known and from measured times, which
     /// change all the time.
     pub fn differ_from(&self, others: &Self) -> bool {
-        let Self { names, gateways, distances, holds, drains, endpoints, checks } = self;
+        let Self { names, gateways, distances, holds, drains, demands, endpoints, checks } = self;
         let is_same = same(names, &others.names, NameBelief::lasting)
             && same(gateways, &others.gateways, GatewayBelief::lasting)
             && same(distances, &others.distances, DistanceBelief::lasting)
             && same(holds, &others.holds, HoldBelief::lasting)
             && same(drains, &others.drains, DrainBelief::lasting)
+            && same(demands, &others.demands, DemandBelief::lasting)
             && same(endpoints, &others.endpoints, EndpointBelief::lasting)
             && same(checks, &others.checks, CheckBelief::lasting);
         !is_same
@@ -387,6 +408,13 @@ impl DrainBelief {
     }
 }
 
+impl DemandBelief {
+    fn lasting(&self) -> impl PartialEq + '_ {
+        let Self { service, network, weight, seen: _ } = self;
+        (service, network, weight)
+    }
+}
+
 impl EndpointBelief {
     fn lasting(&self) -> impl PartialEq + '_ {
         let Self {
@@ -424,6 +452,7 @@ impl Extend<Belief> for Beliefs {
                 Belief::Distance(distance) => self.distances.push(distance),
                 Belief::Hold(hold) => self.holds.push(hold),
                 Belief::Drain(drain) => self.drains.push(drain),
+                Belief::Demand(demand) => self.demands.push(demand),
                 Belief::Endpoint(endpoint) => self.endpoints.push(endpoint),
                 Belief::Check(check) => self.checks.push(check),
             }
@@ -493,6 +522,12 @@ mod tests {
                 target: DrainTarget::parse("network", "west").expect("a target"),
                 left: 1_600,
                 known: at,
+            }],
+            demands: vec![DemandBelief {
+                service: "a.test".to_owned(),
+                network: "west".to_owned(),
+                weight: 30,
+                seen: at,
             }],
             endpoints: vec![EndpointBelief {
                 group: "a.test:443".to_owned(),

@@ -126,6 +126,7 @@ fn world(endpoint: Option<SocketAddr>, generation: u64) -> (Snapshot, Vec<IpAddr
         probes: None,
         drains: &Arc::default(),
         recent: None,
+        remembered: None,
     };
     (build::all(inputs, generation), addresses.of(NAME).collect())
 }

@@ -100,7 +100,8 @@ impl Owner {
     pub(super) fn publish_round(&mut self, round: Round, now: Instant) {
         let Round { shards, mut dirty, publishes } = round;
         let unread_differ = self.find_unread(now);
-        let publishes = self.find_drains() | self.identities.expire(now) || publishes;
+        let publishes =
+            self.find_drains() | self.identities.expire(now) | self.demands.expire(now) || publishes;
         let beside = dirty.clone();
         shards.iter().for_each(|replaced| dirty.merge(replaced.dirty.clone()));
         contained::panic_if_asked(PanicSite::Owner, &dirty);
@@ -164,6 +165,7 @@ impl Owner {
         };
         let current = self.publisher.current();
         let identities = self.identities.next(&dirty.services, &current, &all, now);
+        let demands = self.demands.next(&dirty.services, (&self.policy, &current), &all, now);
         let inputs = Inputs {
             policy: &self.policy,
             policy_generation: self.policy_generation,
@@ -174,6 +176,7 @@ impl Owner {
             probes: Some(&self.probes),
             drains: &self.drains,
             recent: Some(identities.recent()),
+            remembered: Some(demands.remembered()),
         };
         let built = contained(|| {
             contained::panic_if_asked(PanicSite::Build, &dirty);
@@ -186,6 +189,7 @@ impl Owner {
         }
         let (next, delta) = built?;
         self.identities = identities;
+        self.demands = demands;
         self.names.renew(&dirty.named, &all);
         tracing::debug!(services = delta.services.len(), took = ?begun.elapsed(), "world built");
         // The copies are ordered before the snapshot is published: an operator who sees the snapshot may stop the gateway at

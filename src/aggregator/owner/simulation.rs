@@ -451,6 +451,7 @@ impl Client {
                     probes: None,
                     drains: &Arc::default(),
                     recent: None,
+                    remembered: None,
                 },
                 1,
             ),

@@ -58,6 +58,7 @@ impl Owner {
         let drains = Arc::new(Drains::at(drain_time(), &self.left, &policy, &self.drain_orders, &shards));
         let current = self.publisher.current();
         let identities = self.identities.next(&dirty.services, &current, &shards, now);
+        let demands = self.demands.next(&dirty.services, (&policy, &current), &shards, now);
         let inputs = Inputs {
             policy: &policy,
             policy_generation: self.policy_generation + 1,
@@ -68,6 +69,7 @@ impl Owner {
             probes: Some(&self.probes),
             drains: &drains,
             recent: Some(identities.recent()),
+            remembered: Some(demands.remembered()),
         };
         let built = contained(|| {
             contained::panic_if_asked(PanicSite::Build, &dirty);
@@ -81,6 +83,7 @@ impl Owner {
         self.policy_generation += 1;
         self.drains = drains;
         self.identities = identities;
+        self.demands = demands;
         self.own = own;
         let before = std::mem::replace(&mut self.options, options);
         self.keep_copies(&registries);

@@ -4,6 +4,7 @@ use proptest::collection::vec;
 use proptest::prelude::*;
 
 use super::*;
+use isthmus_model::demand::DemandSource;
 
 /// Returns a group of this ring with this number of ready and other endpoints.
 fn group(ring: u32, ready: u64, not_ready: u64) -> Group {
@@ -190,6 +191,49 @@ fn what_leaves_the_own_network_is_limited_while_that_has_a_ready_endpoint() {
         shares([group(0, 4, 0), fixed(group(1, 5, 0), 40), fixed(group(2, 5, 0), 40)], 25),
         [24, 4, 4]
     );
+}
+
+/// 300 worlds of 3 to 8 networks with 12 to 45 endpoints each, whose calls are half of what these serve. The first network has lost 70 %
+/// of its endpoints, and its registry does not list them any more.
+#[test]
+fn a_network_that_has_lost_most_endpoints_is_overloaded_only_without_its_demand() {
+    let mut state = 7_u64;
+    let mut below = |end: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % end
+    };
+    let mut overloaded = [0, 0];
+    for _ in 0..300 {
+        let sizes: Vec<u64> = (0..3 + below(6)).map(|_| 12 + below(34)).collect();
+        let count = sizes.len();
+        let rings: Vec<u32> =
+            (0..count * count).map(|_| 1 + u32::try_from(below(4)).expect("small")).collect();
+        let ready: Vec<u64> =
+            sizes.iter().enumerate().map(|(at, size)| if at == 0 { size * 3 / 10 } else { *size }).collect();
+        for (stands_for, overloaded) in [None, Some(sizes[0])].into_iter().zip(&mut overloaded) {
+            let mut loads = vec![0; count];
+            for (viewer, size) in sizes.iter().enumerate() {
+                let of = |at: usize| Group {
+                    stands_for: stands_for
+                        .filter(|_| at == 0)
+                        .map(|weight| Demand { weight, source: DemandSource::Memory }),
+                    ..group(if at == viewer { 0 } else { rings[viewer * count + at] }, ready[at], 0)
+                };
+                let mut groups: Vec<Group> = (0..count).map(of).collect();
+                divide(&mut groups, &viewer_of(viewer), 100);
+                for (load, group) in loads.iter_mut().zip(groups) {
+                    *load += size * u64::from(group.share);
+                }
+            }
+            let is_over = |(load, ready): (u64, &u64)| load > 2 * ready * u64::from(PARTS);
+            *overloaded += usize::from(loads.into_iter().zip(&ready).any(is_over));
+        }
+    }
+    assert_eq!(overloaded, [300, 0]);
+}
+
+fn viewer_of(number: usize) -> Network {
+    Network::new(&format!("n{number}"))
 }
 
 #[test]

@@ -13,6 +13,7 @@ use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::{Distance as Level, Locality, Network};
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::demand::Listed;
 use isthmus_snapshot::inputs::MeasuredBy;
 
 /// Sorts groups, nearest first.
@@ -46,7 +47,8 @@ impl Horizon<'_> {
     /// calls away a second time.
     pub(super) fn steer(&self, entries: &mut [Entry]) -> Vec<Group> {
         let ready = self.ready(entries);
-        let networks: BTreeSet<&Network> = ready.keys().chain(self.not_ready.keys()).collect();
+        let lost = self.is_own_lost.then_some(&self.viewer.network);
+        let networks: BTreeSet<&Network> = ready.keys().chain(self.unready.keys()).chain(lost).collect();
         let localities = localities(entries);
         let group = |network| self.group(network, ready.get(network), localities.get(network));
         let mut groups: Vec<Group> = networks.into_iter().map(group).collect();
@@ -139,10 +141,15 @@ impl Horizon<'_> {
             let localities = || localities.cloned().unwrap_or_default();
             distance(self.snapshot, &self.viewer.network, network, localities)
         });
-        Group {
+        let listed = Listed {
             ready: ready.map_or(0, |ready| whole(&(&ready.left + &ready.drained))),
+            ..self.unready.get(network).copied().unwrap_or_default()
+        };
+        Group {
+            ready: listed.ready,
             drained: ready.map_or(0, |ready| rounded(&(&ready.drained * BigUint::from(PARTS)))),
-            not_ready: self.not_ready.get(network).copied().unwrap_or_default(),
+            not_ready: listed.not_ready,
+            stands_for: self.service.demand(network, listed),
             answers: !self.silent.contains(network),
             fixed_percent: self.steering.shares.get(network).copied(),
             ..Group::new(network.clone(), distance, &self.snapshot.policy.steering)

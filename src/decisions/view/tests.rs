@@ -1,5 +1,6 @@
 //! Worked examples of split horizon, each for one rule of `docs/split-horizon.md, "The rules"`.
 
+mod demand;
 mod drained;
 mod properties;
 

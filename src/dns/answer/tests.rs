@@ -94,6 +94,7 @@ impl World {
             probes: None,
             drains: &self.drains,
             recent: None,
+            remembered: None,
         }
     }
 

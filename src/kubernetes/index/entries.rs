@@ -51,6 +51,7 @@ impl Index {
             load_balancing: load_balancing(tables, oldest),
             families: ServiceFamilies::default(),
             identities: identities(&entries),
+            demand: Box::default(),
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
         let marks = marks(tables, &service.key, key, entry);

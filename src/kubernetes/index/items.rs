@@ -86,6 +86,7 @@ impl Index {
                 .or_else(near_waypoint),
             families: record.families(),
             identities: identities(&tables.entries_of(&hostname)),
+            demand: Box::default(),
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
         let exported = tables.exports.get(key).filter(|_| record.unmarkable.is_none());

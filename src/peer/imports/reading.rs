@@ -83,6 +83,7 @@ pub(super) fn service(peer: &Peer, record: &[u8], now: u64, interner: &mut Inter
         families: ServiceFamilies::Automatic,
         import: Some(Arc::new(import)),
         identities: Box::default(),
+        demand: Box::default(),
         withheld: Box::default(),
     };
     Ok(Read { service: Arc::new(service), rule: rule.rule.clone() })

@@ -60,6 +60,7 @@ fn shard(cluster: &str, export: Option<Export>, ports: Vec<ServicePort>) -> Arc<
         load_balancing: None,
         families: ServiceFamilies::Automatic,
         identities: Box::default(),
+        demand: Box::default(),
         withheld: Box::default(),
     };
     let mut shard = Shard::new(ClusterId::new(cluster), Network::new("net"), &RegistryScope::default());
@@ -89,6 +90,7 @@ fn merged(shards: &[Arc<Shard>]) -> Arc<ServiceView> {
             probes: None,
             drains: &Arc::default(),
             recent: None,
+            remembered: None,
         };
         build::all(inputs, 1).service(ALIAS).expect("there").clone()
     };
@@ -171,6 +173,7 @@ fn clusters_that_agree_have_no_conflict() {
         probes: None,
         drains: &Arc::default(),
         recent: None,
+        remembered: None,
     };
     let view = build::all(inputs, 1).service(ALIAS).expect("there").clone();
     assert_eq!(view.export_conflict, None);

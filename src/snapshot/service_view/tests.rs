@@ -36,6 +36,7 @@ fn merged(shards: &[Arc<Shard>], resolved: &Resolved) -> Arc<ServiceView> {
             probes: None,
             drains: &Arc::default(),
             recent: None,
+            remembered: None,
         },
         1,
     );
@@ -146,6 +147,7 @@ fn a_change_of_standing_changes_exactly_the_services_of_the_shard() {
         probes: None,
         drains: &drains,
         recent: None,
+        remembered: None,
     };
     let before = [stale, live.clone()];
     let after = [demoted, live];

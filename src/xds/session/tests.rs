@@ -131,6 +131,7 @@ pub(crate) fn snapshot(policy: &Arc<Policy>, generation: u64, services: &[(&str,
             probes: None,
             drains: &Arc::default(),
             recent: None,
+            remembered: None,
         },
         generation,
     )
@@ -454,6 +455,7 @@ fn imported(policy: &Arc<Policy>, generation: u64, names: &[String]) -> Snapshot
         probes: None,
         drains: &Arc::default(),
         recent: None,
+        remembered: None,
     };
     build::all(inputs, generation)
 }

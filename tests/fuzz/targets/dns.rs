@@ -174,6 +174,7 @@ fn names_of_services() -> Names {
         probes: None,
         drains: &drains,
         recent: None,
+        remembered: None,
     };
     let zones = ZONES.map(|zone| HostName::parse(zone).expect("legal"));
     Names::new(Arc::new(build::all(inputs, 1)), zones.into(), Ranges::default(), SERVER)

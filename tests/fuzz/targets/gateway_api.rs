@@ -76,6 +76,7 @@ fn build_of(items: impl Iterator<Item = Item>) {
         probes: None,
         drains: &drains,
         recent: None,
+        remembered: None,
     };
     // In a build for tests, the invariants of the snapshot are checked.
     build::all(inputs, 1);

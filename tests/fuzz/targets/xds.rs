@@ -137,6 +137,7 @@ pub(super) fn world(policy: &Arc<Policy>, generation: u64, services: &str) -> Sn
         probes: None,
         drains: &Arc::default(),
         recent: None,
+        remembered: None,
     };
     build::all(inputs, generation)
 }

@@ -4,8 +4,10 @@ use std::time::Duration;
 
 use super::load::Load;
 use isthmus::decisions::steering::{Distance, Group, PARTS, STEPS, Source, divide};
+use isthmus::model::demand::DemandSource;
 use isthmus::model::place::Network;
 use isthmus::settings::steering::{Cost, Steering};
+use isthmus::snapshot::demand::Demand;
 
 /// The state of a region as the control plane knows it, for one viewer.
 #[derive(Clone, Copy, Debug)]
@@ -16,6 +18,9 @@ pub(crate) struct Seen {
     pub(crate) round_trip: f64,
     pub(crate) ready: u64,
     pub(crate) not_ready: u64,
+    /// The demand by what is remembered, and the number of endpoints that the owner wants.
+    pub(crate) remembered: u64,
+    pub(crate) wanted: u64,
     /// True if the gateways answer.
     pub(crate) answers: bool,
     /// The room of the region, in connections, that residents leave; only the waterfall by true capacity knows it.
@@ -37,8 +42,12 @@ pub(crate) enum Policy {
     Istio,
     /// Nearest first by true capacities and loads, which no real control plane knows.
     Waterfall,
+    /// `steering.mode: nearest`, without any memory of lost endpoints.
+    Forgetful,
     /// `steering.mode: nearest`.
     Nearest,
+    /// `steering.mode: nearest`, where the owner's number of endpoints is known.
+    Owned,
     /// A waterfall by declared capacity and connections in flight. Not a part of the product.
     Declared,
     /// As `Nearest`, with parts of calls that regions keep and admit, set by their owners. Not a part of the product.
@@ -46,12 +55,14 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
-    pub(crate) const ALL: [Self; 7] = [
+    pub(crate) const ALL: [Self; 9] = [
         Self::Plain,
         Self::Random,
         Self::Istio,
         Self::Waterfall,
+        Self::Forgetful,
         Self::Nearest,
+        Self::Owned,
         Self::Declared,
         Self::Adaptive,
     ];
@@ -62,7 +73,9 @@ impl Policy {
             Self::Random => "random",
             Self::Istio => "Istio failover",
             Self::Waterfall => "waterfall, true capacity",
+            Self::Forgetful => "(nearest, forgetful)",
             Self::Nearest => "**nearest**",
+            Self::Owned => "**nearest, with replicas**",
             Self::Declared => "(waterfall, declared capacity)",
             Self::Adaptive => "(adaptive)",
         }
@@ -86,7 +99,9 @@ impl Policy {
                 if own.iter().sum::<f64>() > 0.0 { own } else { by_ready(&|one| !one.is_own) }
             }
             Self::Waterfall => waterfall(seen, demand, |one| one.room),
-            Self::Nearest => nearest(seen),
+            Self::Forgetful => nearest(seen, |_| None),
+            Self::Nearest => nearest(seen, remembered),
+            Self::Owned => nearest(seen, |one| Some((one.wanted, DemandSource::Replicas))),
             Self::Declared => declared(seen),
             Self::Adaptive => adaptive(seen),
         }
@@ -120,8 +135,12 @@ fn waterfall(seen: &[Seen], demand: f64, room: impl Fn(&Seen) -> f64) -> Vec<f64
     normal(taken)
 }
 
+fn remembered(one: &Seen) -> Option<(u64, DemandSource)> {
+    Some((one.remembered, DemandSource::Memory))
+}
+
 /// Divides as the view of the xDS server does, by the product's own functions.
-fn nearest(seen: &[Seen]) -> Vec<f64> {
+fn nearest(seen: &[Seen], demand: fn(&Seen) -> Option<(u64, DemandSource)>) -> Vec<f64> {
     let steering = Steering::default();
     let is_any = seen.iter().any(|one| one.ready > 0 && one.answers);
     let group = |(at, one): (usize, &Seen)| {
@@ -132,6 +151,7 @@ fn nearest(seen: &[Seen]) -> Vec<f64> {
         Group {
             ready: if is_used { one.ready } else { 0 },
             not_ready: if is_used { one.not_ready } else { one.not_ready + one.ready },
+            stands_for: demand(one).map(|(weight, source)| Demand { weight, source }),
             answers: one.answers,
             ..Group::new(Network::new(&format!("n{at}")), distance, &steering)
         }
@@ -150,7 +170,7 @@ fn declared(seen: &[Seen]) -> Vec<f64> {
     let demand = seen.iter().find(|one| one.is_own).map_or(0.0, |own| own.load.demand);
     let residents = |one: &Seen| if one.is_own { 0.0 } else { one.load.demand };
     if demand == 0.0 {
-        nearest(seen)
+        nearest(seen, remembered)
     } else {
         rounded(waterfall(seen, demand, |one| FILL * one.declared - residents(one)))
     }
@@ -158,13 +178,13 @@ fn declared(seen: &[Seen]) -> Vec<f64> {
 
 /// As `nearest`, but a region takes no more than the part of its own calls that it keeps, or of its room that it admits.
 fn adaptive(seen: &[Seen]) -> Vec<f64> {
-    let all = |one: &Seen| (one.ready + one.not_ready) as f64;
+    let all = |one: &Seen| one.remembered as f64;
     let demand: f64 = seen.iter().filter(|one| one.is_own).map(all).sum();
     let room = |one: &Seen| match one.is_own {
         true => (1.4 * one.ready as f64).min(one.load.limits.keeps * demand),
         false => one.load.limits.admits * (1.4 * one.ready as f64 - all(one)),
     };
-    if demand == 0.0 { nearest(seen) } else { rounded(waterfall(seen, demand, room)) }
+    if demand == 0.0 { nearest(seen, remembered) } else { rounded(waterfall(seen, demand, room)) }
 }
 
 fn rounded(shares: Vec<f64>) -> Vec<f64> {

@@ -6,6 +6,9 @@
 
 use std::cmp::{Ordering, Reverse};
 use std::collections::BinaryHeap;
+use std::time::Duration;
+
+use isthmus::snapshot::demand::left;
 
 use super::load::{DELAY, Limits, Load, PERIOD};
 use super::policy::{Policy, Seen};
@@ -41,8 +44,14 @@ pub(crate) enum Fault {
     Down,
     /// Seven of ten endpoints are lost.
     Unready,
+    /// Seven of ten endpoints are lost, and leave the registry at once.
+    Gone,
     /// All endpoints are new, and become ready within two minutes.
     Restart,
+    /// The same, and the registry lists endpoints only when they are ready.
+    Unlisted,
+    /// A third of the calls comes, and half a minute later the endpoints are a third, on purpose.
+    ScaledDown,
     /// The endpoints are ready, but serve 40 % of what they did.
     Slow,
     /// The gateways are away for 20 of every 60 seconds.
@@ -50,8 +59,18 @@ pub(crate) enum Fault {
 }
 
 impl Fault {
-    pub(crate) const ALL: [Self; 7] =
-        [Self::Calm, Self::Surge, Self::Down, Self::Unready, Self::Restart, Self::Slow, Self::Flapping];
+    pub(crate) const ALL: [Self; 10] = [
+        Self::Calm,
+        Self::Surge,
+        Self::Down,
+        Self::Unready,
+        Self::Gone,
+        Self::Restart,
+        Self::Unlisted,
+        Self::ScaledDown,
+        Self::Slow,
+        Self::Flapping,
+    ];
 
     pub(crate) fn text(self) -> &'static str {
         match self {
@@ -59,7 +78,10 @@ impl Fault {
             Self::Surge => "surge 2×",
             Self::Down => "region down",
             Self::Unready => "70 % unready",
+            Self::Gone => "70 % gone",
             Self::Restart => "0 → n in 120 s",
+            Self::Unlisted => "0 → n, not listed",
+            Self::ScaledDown => "scaled down on purpose",
             Self::Slow => "ready but slow",
             Self::Flapping => "gateway flaps",
         }
@@ -98,6 +120,9 @@ struct Region {
     limits: Limits,
     /// The load as published.
     load: Load,
+    /// The endpoints that the registry listed at the last look, and the numbers before they fell, with the times.
+    listed: u64,
+    seen: Vec<(u64, f64)>,
 }
 
 impl Region {
@@ -217,6 +242,8 @@ impl World {
                 is_out: false,
                 limits: Limits::default(),
                 load: Load { demand: 0.0, limits: Limits::default() },
+                listed: 0,
+                seen: Vec::new(),
             });
         }
         let mut distance = vec![vec![0.0; count]; count];
@@ -259,10 +286,55 @@ impl World {
     fn ready(&self, region: usize, at: f64) -> f64 {
         let all = self.regions[region].endpoints;
         match self.fault {
-            Fault::Unready if self.is_faulty(region, at) => (all * 0.3).round(),
-            Fault::Restart if self.is_faulty(region, at) => (all * ((at - FAULT.0) / 120.0).min(1.0)).floor(),
+            Fault::Unready | Fault::Gone if self.is_faulty(region, at) => (all * 0.3).round(),
+            Fault::Restart | Fault::Unlisted if self.is_faulty(region, at) => {
+                (all * ((at - FAULT.0) / 120.0).min(1.0)).floor()
+            }
+            Fault::ScaledDown if self.is_faulty(region, at - 30.0) && self.is_faulty(region, at + 30.0) => {
+                (all / 3.0).ceil()
+            }
             _ => all,
         }
+    }
+
+    /// Returns the endpoints of a region that its registry lists, ready or not.
+    fn listed(&self, region: usize, at: f64) -> f64 {
+        match self.fault {
+            Fault::Gone | Fault::Unlisted | Fault::ScaledDown => self.ready(region, at),
+            _ => self.regions[region].endpoints,
+        }
+    }
+
+    /// Returns the endpoints that the owner of a region wants.
+    fn wanted(&self, region: usize, at: f64) -> f64 {
+        if self.fault == Fault::ScaledDown { self.ready(region, at) } else { self.regions[region].endpoints }
+    }
+
+    /// Returns the calls of a region's clients, in parts of the usual ones.
+    fn calls(&self, region: usize, at: f64) -> f64 {
+        match self.fault {
+            Fault::Surge if self.is_faulty(region, at) => 2.0,
+            Fault::ScaledDown if self.is_faulty(region, at) => 1.0 / 3.0,
+            _ => 1.0,
+        }
+    }
+
+    /// Remembers the endpoints that registries have ceased to list.
+    fn remember(&mut self, known: f64) {
+        for region in 0..self.regions.len() {
+            let listed = self.listed(region, known) as u64;
+            let before = std::mem::replace(&mut self.regions[region].listed, listed);
+            if listed < before {
+                self.regions[region].seen.push((before, known));
+            }
+        }
+    }
+
+    /// Returns the demand of a region, as the aggregator remembers it.
+    fn remembered(&self, region: usize, known: f64) -> u64 {
+        let of = &self.regions[region];
+        let age = |at: f64| Duration::from_secs_f64((known - at).max(0.0));
+        of.seen.iter().map(|(weight, at)| left(*weight, age(*at))).max().unwrap_or_default().max(of.listed)
     }
 
     /// Returns true if the gateways and endpoints of the region can be reached.
@@ -297,8 +369,7 @@ impl World {
         match event {
             Event::Call { viewer, is_extra } => {
                 if !is_extra {
-                    let surge = self.fault == Fault::Surge && self.is_faulty(viewer, self.now);
-                    let rate = self.regions[viewer].rate * if surge { 2.0 } else { 1.0 };
+                    let rate = self.regions[viewer].rate * self.calls(viewer, self.now);
                     let gap = self.random.gap(rate);
                     self.schedule(gap, Event::Call { viewer, is_extra: false });
                 }
@@ -327,9 +398,9 @@ impl World {
     /// Cuts the connections of lost endpoints; their clients connect again within a second.
     fn begin(&mut self) {
         let part = match self.fault {
-            Fault::Down | Fault::Restart => 1.0,
-            Fault::Unready => 0.7,
-            Fault::Calm | Fault::Surge | Fault::Slow | Fault::Flapping => return,
+            Fault::Down | Fault::Restart | Fault::Unlisted => 1.0,
+            Fault::Unready | Fault::Gone => 0.7,
+            Fault::Calm | Fault::Surge | Fault::ScaledDown | Fault::Slow | Fault::Flapping => return,
         };
         let open = self.regions[0].open.clone();
         self.regions[0].epoch += 1;
@@ -411,10 +482,9 @@ impl World {
 
     fn control(&mut self) {
         let known = self.now - REGISTRY;
-        let demand_of = |world: &Self, viewer: usize| {
-            let surge = world.fault == Fault::Surge && world.is_faulty(viewer, known);
-            world.regions[viewer].rate * LIFE * if surge { 2.0 } else { 1.0 }
-        };
+        self.remember(known);
+        let demand_of =
+            |world: &Self, viewer: usize| world.regions[viewer].rate * LIFE * world.calls(viewer, known);
         let demands: Vec<f64> = (0..self.regions.len()).map(|viewer| demand_of(self, viewer)).collect();
         for viewer in 0..self.regions.len() {
             let see = |region: usize| {
@@ -427,7 +497,9 @@ impl World {
                     is_own,
                     round_trip: self.distance[viewer][region],
                     ready: if is_gone { 0 } else { ready as u64 },
-                    not_ready: (self.regions[region].endpoints - if is_gone { 0.0 } else { ready }) as u64,
+                    not_ready: (self.listed(region, known) - if is_gone { 0.0 } else { ready }) as u64,
+                    remembered: self.remembered(region, known),
+                    wanted: self.wanted(region, known) as u64,
                     answers: is_own || !self.regions[region].is_out,
                     room: TARGET * capacity - if is_own { 0.0 } else { demands[region] },
                     declared: ready * SLOTS,

@@ -1,0 +1,262 @@
+//! The demand of services by network (`docs/steering.md, "Demand"`): the number of endpoints for which the calls of a network's clients
+//! are meant. Endpoints that leave a registry do not take it with them.
+//!
+//! Where the owner of the endpoints says a number, it alone counts. Elsewhere, the number of the endpoints that are listed counts, and
+//! what the aggregator remembers of those that were lost. The aggregator keeps the times; everything here is a pure function.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::time::Duration;
+
+use super::networks::NetworkTable;
+use super::port_endpoint::network_of;
+use isthmus_model::demand::{DemandSource, OwnersDemand};
+use isthmus_model::endpoint::Health;
+use isthmus_model::name::HostName;
+use isthmus_model::place::Network;
+use isthmus_model::service::Service;
+use isthmus_registry::shard::{Origin, Standing};
+use isthmus_settings::policy::Policy;
+use isthmus_settings::scope::Unlisted;
+
+/// The time after which a number of endpoints is forgotten.
+const KEPT: Duration = Duration::from_secs(600);
+/// The steps in which a number falls in the second half of [`KEPT`]; each may move calls.
+const STEPS: u64 = 10;
+
+/// Returns what is left of a number of endpoints that was last seen this long ago: all of it for the first half of [`KEPT`], and less and
+/// less in the second half.
+pub fn left(weight: u64, age: Duration) -> u64 {
+    let half = KEPT / 2;
+    let falling = age.saturating_sub(half).as_millis() * u128::from(STEPS) / half.as_millis();
+    let parts = STEPS.saturating_sub(u64::try_from(falling).unwrap_or(STEPS));
+    scaled(weight, parts, STEPS)
+}
+
+/// The numbers of endpoints that services had a short time ago, less with time.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Remembered(pub BTreeMap<HostName, Arc<BTreeMap<Network, u64>>>);
+
+impl Remembered {
+    /// Returns the services for which `self` and `other` differ.
+    pub(super) fn apart(&self, other: &Self) -> Vec<HostName> {
+        let only = |one: &Self, other: &Self| -> Vec<HostName> {
+            let differing = one.0.iter().filter(|(name, numbers)| other.0.get(*name) != Some(*numbers));
+            differing.map(|(name, _)| name.clone()).collect()
+        };
+        let mut all = only(self, other);
+        all.extend(only(other, self));
+        all
+    }
+}
+
+/// The summed weights of listed endpoints.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Listed {
+    /// The weight of those that are ready.
+    pub ready: u64,
+    /// The weight of those that are not ready.
+    pub not_ready: u64,
+    /// The weight of those that are terminating.
+    pub leaving: u64,
+}
+
+impl Listed {
+    /// Adds an endpoint.
+    pub fn add(&mut self, health: Health, weight: u64) {
+        let sum = match health {
+            Health::Healthy => &mut self.ready,
+            Health::Unhealthy => &mut self.not_ready,
+            Health::Draining => &mut self.leaving,
+        };
+        *sum = sum.saturating_add(weight);
+    }
+
+    /// Adds the endpoints of another sum.
+    pub fn join(&mut self, other: Self) {
+        self.ready = self.ready.saturating_add(other.ready);
+        self.not_ready = self.not_ready.saturating_add(other.not_ready);
+        self.leaving = self.leaving.saturating_add(other.leaving);
+    }
+
+    /// Returns the weight of the endpoints that stay.
+    pub fn present(self) -> u64 {
+        self.ready.saturating_add(self.not_ready)
+    }
+
+    /// Returns the weight of all endpoints.
+    pub fn all(self) -> u64 {
+        self.present().saturating_add(self.leaving)
+    }
+}
+
+/// A demand, and its source.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Demand {
+    /// The sum of the weights of the endpoints for which the calls are meant.
+    pub weight: u64,
+    /// The source.
+    pub source: DemandSource,
+}
+
+/// The demand of a service on one network.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(super) struct NetworkDemand {
+    network: Network,
+    demand: Demand,
+    /// The weight of the endpoints that are listed on the network, whatever their ports, subsets and states.
+    listed: u64,
+}
+
+/// The demand of a service by network. A network whose demand is the number of its endpoints that stay is left out.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub(super) struct Demands(Box<[NetworkDemand]>);
+
+impl Demands {
+    /// Returns the demand of the endpoints of a group, of which these are listed; `None`: it is the number of those that stay.
+    pub(super) fn of(&self, network: &Network, listed: Listed) -> Option<Demand> {
+        let found = self.0.iter().find(|demand| demand.network == *network)?;
+        // A group may have some of the endpoints alone: those of one port, of a subset, or those that a viewer can reach. Then the group
+        // has lost, as far as anyone can tell, the same part as all of them.
+        let weight = match found.listed {
+            0 => found.demand.weight,
+            all => scaled(found.demand.weight, listed.all(), all),
+        };
+        (weight != listed.present()).then_some(Demand { weight, ..found.demand })
+    }
+
+    /// Returns true if there are calls for a network on which no endpoint is listed.
+    pub(super) fn is_lost(&self, network: &Network) -> bool {
+        self.0.iter().any(|one| one.network == *network && one.listed == 0 && one.demand.weight > 0)
+    }
+
+    /// Returns the demands of a service that registries have like this, if these numbers of its endpoints are remembered.
+    pub(super) fn new(
+        parts: &[Part<'_>],
+        remembered: Option<&BTreeMap<Network, u64>>,
+        networks: &NetworkTable,
+    ) -> Self {
+        let mut sums: BTreeMap<&Network, Sum> = BTreeMap::new();
+        for part in parts.iter().filter(|part| part.counts()) {
+            for said in &part.service.demand {
+                let sum = sums.entry(part.network_of(said)).or_default();
+                sum.said = Some(sum.said.unwrap_or_default().saturating_add(said.weight.into()));
+                sum.is_peers |= part.service.import.is_some();
+            }
+            for (network, listed) in part.listed(networks) {
+                let sum = sums.entry(network).or_default();
+                sum.listed.join(listed);
+                if part.says(network) {
+                    continue;
+                }
+                match part.origin.unlisted {
+                    Unlisted::Removed => sum.kept = sum.kept.saturating_add(listed.all()),
+                    Unlisted::Lost => sum.seen.join(listed),
+                }
+            }
+        }
+        for network in remembered.into_iter().flat_map(BTreeMap::keys) {
+            sums.entry(network).or_default();
+        }
+        let demand = |(network, sum): (&Network, Sum)| {
+            let demand = sum.demand(remembered.and_then(|all| all.get(network)).copied());
+            let is_plain = sum.listed.leaving == 0 && demand.weight == sum.listed.present();
+            let listed = sum.listed.all();
+            (!is_plain).then(|| NetworkDemand { network: network.clone(), demand, listed })
+        };
+        Self(sums.into_iter().filter_map(demand).collect())
+    }
+}
+
+/// A service as one registry has it.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Part<'a> {
+    pub(super) origin: &'a Origin,
+    pub(super) service: &'a Service,
+}
+
+impl<'a> Part<'a> {
+    /// Returns true if the endpoints may be used.
+    fn counts(&self) -> bool {
+        self.origin.standing != Standing::Expired
+    }
+
+    fn network_of(&self, said: &'a OwnersDemand) -> &'a Network {
+        said.network.as_ref().unwrap_or(&self.origin.network)
+    }
+
+    /// Returns true if the owner of the endpoints on a network says their number.
+    fn says(&self, network: &Network) -> bool {
+        self.service.demand.iter().any(|said| self.network_of(said) == network)
+    }
+
+    /// Returns the endpoints by network.
+    fn listed(&self, networks: &'a NetworkTable) -> BTreeMap<&'a Network, Listed> {
+        let mut all: BTreeMap<&Network, Listed> = BTreeMap::new();
+        for endpoint in self.service.endpoints.iter() {
+            let network = network_of(endpoint, self.origin, networks);
+            all.entry(network).or_default().add(endpoint.health, endpoint.weight.value().into());
+        }
+        all
+    }
+}
+
+/// What is known of the endpoints of a service on one network.
+#[derive(Clone, Copy, Debug, Default)]
+struct Sum {
+    listed: Listed,
+    /// The number that the owners of endpoints say; `None`: none says one.
+    said: Option<u64>,
+    is_peers: bool,
+    /// The number of endpoints that operators have written.
+    kept: u64,
+    /// The endpoints of registries that list what there is.
+    seen: Listed,
+}
+
+impl Sum {
+    /// Returns the demand, if this number of endpoints is remembered. Where nothing is remembered, endpoints that are terminating count:
+    /// the aggregator has not seen the service before. Otherwise they count by what is remembered of the time at which they were ready;
+    /// so a rollout, whose new endpoints stand beside the old ones, raises no demand.
+    fn demand(&self, remembered: Option<u64>) -> Demand {
+        let seen = match remembered {
+            Some(number) => number.max(self.seen.present()),
+            None => self.seen.all(),
+        };
+        let source = match self.said {
+            Some(_) if self.is_peers => DemandSource::Peer,
+            Some(_) => DemandSource::Replicas,
+            None if remembered.is_some() => DemandSource::Memory,
+            None => DemandSource::Leaving,
+        };
+        let weight = self.said.unwrap_or_default().saturating_add(self.kept).saturating_add(seen);
+        Demand { weight, source }
+    }
+}
+
+/// Returns the endpoints that are worth remembering, by network: those of registries that list what there is, where no owner says a
+/// number.
+pub(super) fn seen(parts: &[Part<'_>], networks: &NetworkTable) -> BTreeMap<Network, Listed> {
+    let mut all: BTreeMap<Network, Listed> = BTreeMap::new();
+    for part in parts.iter().filter(|part| part.counts() && part.origin.unlisted == Unlisted::Lost) {
+        for (network, listed) in part.listed(networks).into_iter().filter(|(network, _)| !part.says(network))
+        {
+            all.entry(network.clone()).or_default().join(listed);
+        }
+    }
+    all
+}
+
+/// Returns true if the demand of a service matters: its calls are divided by it, or a peer may be told it.
+pub fn matters(policy: &Policy, hostname: &str) -> bool {
+    policy.tuning.of(hostname).steering.is_on() || !policy.peers.is_empty()
+}
+
+/// Returns `number` × `part` ÷ `of`, rounded up.
+fn scaled(number: u64, part: u64, of: u64) -> u64 {
+    let exact = (u128::from(number) * u128::from(part)).div_ceil(u128::from(of.max(1)));
+    u64::try_from(exact).unwrap_or(u64::MAX)
+}
+
+#[cfg(test)]
+mod tests;
