@@ -1,45 +1,31 @@
-//! Services and gateways as a link carries them. The weights of ready endpoints are summed, so that one pod more or less
-//! changes one number.
+//! Services and gateways as a link carries them. The weights of endpoints are summed, so that one pod more or less changes one number.
 
 use std::collections::{BTreeMap, BTreeSet};
 
 use isthmus_model::drain::{PARTS, STEP};
-use isthmus_model::endpoint::{Encapsulation, Health, TlsMode};
+use isthmus_model::endpoint::{Encapsulation, TlsMode};
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{PortProtocol, Waypoint};
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_settings::export_tls::AskedBy;
-use isthmus_settings::peer::{Peer, is_place_of_peer};
+use isthmus_settings::peer::{Peer, PeerExport, is_place_of_peer};
 use isthmus_snapshot::Snapshot;
+use isthmus_snapshot::demand::Listed;
 use isthmus_snapshot::exported::Exported;
 use isthmus_snapshot::exports::Offer;
 use isthmus_snapshot::networks::{NetworkEntry, NetworkTable};
 use isthmus_snapshot::port_endpoint::PortEndpoint;
-use isthmus_snapshot::service_view::ServiceView;
+use isthmus_snapshot::service_view::{PortView, ServiceView};
 
 /// Returns a service as it is sent to the peer.
 pub(super) fn service(snapshot: &Snapshot, exported: &Exported<'_>, exported_at: u64) -> proto::Service {
     let Exported { name, service: view, rule } = exported;
-    let (networks, offer) = (snapshot.networks(), view.offer_for(rule));
-    let mut groups: BTreeMap<GroupKey, (BTreeSet<&str>, u64)> = BTreeMap::new();
+    let mut groups: BTreeMap<GroupKey, BTreeSet<&str>> = BTreeMap::new();
     for port in &view.ports {
-        let mut sums: BTreeMap<GroupKey, u64> = BTreeMap::new();
-        let endpoints = view.endpoints_of(port, "", networks).into_iter().flatten();
-        for endpoint in endpoints.filter(is_ready) {
-            let Some(tls) = tls_for_peers(&endpoint, &offer) else { continue };
-            let mut key = GroupKey::of(&endpoint, tls, networks);
-            if let Some(identity) = waypoint_of(snapshot, view, &endpoint, tls) {
-                key.identity = identity.to_string();
-            }
-            let sum = sums.entry(key).or_default();
-            *sum = sum.saturating_add(endpoint.endpoint.weight.value().into());
-        }
-        for (key, sum) in sums {
-            // Ports of equal weight are one group.
-            let key = GroupKey { weight: u32::try_from(sum).unwrap_or(u32::MAX), ..key };
-            let (ports, _) = groups.entry(key).or_insert_with(|| (BTreeSet::new(), sum));
-            ports.insert(&port.name);
+        // Ports of equal weights are one group.
+        for key in groups_of(snapshot, view, rule, port) {
+            groups.entry(key).or_default().insert(&port.name);
         }
     }
     proto::Service {
@@ -61,7 +47,7 @@ pub(super) fn service(snapshot: &Snapshot, exported: &Exported<'_>, exported_at:
             .collect(),
         groups: groups
             .into_iter()
-            .map(|(key, (ports, _))| proto::Group {
+            .map(|(key, ports)| proto::Group {
                 network: key.network,
                 locality: key.locality,
                 tls: key.tls.to_owned(),
@@ -71,9 +57,50 @@ pub(super) fn service(snapshot: &Snapshot, exported: &Exported<'_>, exported_at:
                 weight: key.weight.max(1),
                 drained: (key.drained / STEP).into(),
                 drained_parts: finer(key.drained),
+                not_ready: key.not_ready,
+                demand: key.demand,
             })
             .collect(),
     }
+}
+
+/// Returns the groups of a port: its ready endpoints as sums, with those that are not ready, and with the demand.
+fn groups_of(snapshot: &Snapshot, view: &ServiceView, rule: &PeerExport, port: &PortView) -> Vec<GroupKey> {
+    let (networks, offer) = (snapshot.networks(), view.offer_for(rule));
+    let mut sums: BTreeMap<(&Network, GroupKey), Listed> = BTreeMap::new();
+    for endpoint in view.endpoints_of(port, "", networks).into_iter().flatten().filter(is_ours) {
+        let Some(tls) = tls_for_peers(&endpoint, &offer) else { continue };
+        let mut key = GroupKey::of(&endpoint, tls, networks);
+        if let Some(identity) = waypoint_of(snapshot, view, &endpoint, tls) {
+            key.identity = identity.to_string();
+        }
+        let sum = sums.entry((endpoint.network, key)).or_default();
+        sum.add(endpoint.endpoint.health, endpoint.endpoint.weight.value().into());
+    }
+    let mut left: BTreeMap<&Network, Listed> = BTreeMap::new();
+    for ((network, _), listed) in &sums {
+        left.entry(*network).or_default().join(*listed);
+    }
+    let demands = left.iter().map(|(network, listed)| {
+        let demand = view.demand(network, *listed).map_or_else(|| listed.present(), |demand| demand.weight);
+        (*network, demand)
+    });
+    let mut demands: BTreeMap<&Network, u64> = demands.collect();
+    let mut groups = Vec::new();
+    for ((network, key), listed) in sums.into_iter().filter(|(_, listed)| listed.ready > 0) {
+        // The last group of a network takes what is not ready, terminating or lost beside no ready endpoint.
+        let (Some(left), Some(demand)) = (left.get_mut(network), demands.get_mut(network)) else { continue };
+        left.ready -= listed.ready.min(left.ready);
+        let is_last = left.ready == 0;
+        let not_ready = if is_last { left.not_ready } else { listed.not_ready.min(left.not_ready) };
+        left.not_ready -= not_ready;
+        let meant = if is_last { *demand } else { listed.present().min(*demand) };
+        *demand -= meant;
+        let whole = |sum: u64| u32::try_from(sum).unwrap_or(u32::MAX);
+        let demand = whole(meant).max(1);
+        groups.push(GroupKey { weight: whole(listed.ready), not_ready: whole(not_ready), demand, ..key });
+    }
+    groups
 }
 
 /// Returns the identity of the waypoint that the peer's callers meet in place of an endpoint that they reach by HBONE alone; `None`: they
@@ -101,11 +128,9 @@ fn tls_for_peers(endpoint: &PortEndpoint<'_>, offer: &Offer) -> Option<TlsMode> 
     }
 }
 
-/// Returns true if peers may use the endpoint: the endpoint is ready, and on a network of ours that has a name.
-fn is_ready(endpoint: &PortEndpoint<'_>) -> bool {
-    endpoint.endpoint.health == Health::Healthy
-        && !endpoint.network.is_unknown()
-        && !is_place_of_peer(endpoint.network.as_str())
+/// Returns true if peers may use the endpoint once it is ready: it is on a network of ours that has a name.
+fn is_ours(endpoint: &PortEndpoint<'_>) -> bool {
+    !endpoint.network.is_unknown() && !is_place_of_peer(endpoint.network.as_str())
 }
 
 /// The properties that the endpoints of a group share.
@@ -118,6 +143,8 @@ struct GroupKey {
     identity: String,
     drained: u16,
     weight: u32,
+    not_ready: u32,
+    demand: u32,
 }
 
 impl GroupKey {
@@ -131,6 +158,8 @@ impl GroupKey {
             identity: template.identity.as_ref().map(ToString::to_string).unwrap_or_default(),
             drained: PARTS.saturating_sub(endpoint.left),
             weight: 0,
+            not_ready: 0,
+            demand: 0,
         }
     }
 }

@@ -1,6 +1,6 @@
 //! Converts one record of a peer into one service of this mesh, or refuses it with a text that is shown to the peer.
 
-use std::collections::HashSet;
+use std::collections::{BTreeMap, HashSet};
 use std::sync::Arc;
 
 use prost::Message as _;
@@ -8,6 +8,7 @@ use prost::Message as _;
 use crate::outline::Outline;
 use isthmus_document::intern::Interner;
 use isthmus_model::address::Host;
+use isthmus_model::demand::OwnersDemand;
 use isthmus_model::drain::{PARTS, STEP};
 use isthmus_model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, TlsMode, Weight,
@@ -63,11 +64,22 @@ pub(super) fn service(peer: &Peer, record: &[u8], now: u64, interner: &mut Inter
         ports.push(port);
     }
     let mut served = HashSet::new();
-    let groups = record.groups.iter().map(|group| {
-        let served = ports_of(group, &ports, &mut served);
-        served.map(|served| endpoint(peer, group, served, interner)).transpose()
-    });
-    let endpoints = groups.filter_map(Result::transpose).collect::<Result<_, _>>()?;
+    let mut endpoints = Vec::with_capacity(record.groups.len());
+    let mut demands = BTreeMap::new();
+    for group in &record.groups {
+        let Some(served) = ports_of(group, &ports, &mut served) else { continue };
+        let ready = endpoint(peer, group, served, interner)?;
+        let not_ready = Weight::new(group.not_ready);
+        let not_ready =
+            not_ready.map(|weight| Endpoint { weight, health: Health::Unhealthy, ..ready.clone() });
+        // A peer of an earlier version says no demand, and then this side remembers what it was told.
+        if let Some(demand) = Weight::new(group.demand) {
+            let sum: &mut u32 = demands.entry(ready.template.network.clone()).or_default();
+            *sum = sum.saturating_add(demand.value());
+        }
+        endpoints.extend(std::iter::once(ready).chain(not_ready));
+    }
+    let demand = demands.into_iter().map(|(network, weight)| OwnersDemand { network, weight });
     let exported_at = export_time(record.exported_at, now);
     let import = Import { peer: peer.name.clone(), exported_name: exported, exported_at };
     let namespace = interner.text(&peer.namespace_here(namespace));
@@ -75,15 +87,15 @@ pub(super) fn service(peer: &Peer, record: &[u8], now: u64, interner: &mut Inter
         key: ServiceKey { namespace, hostname },
         addresses: Vec::new(),
         ports,
-        subsets: std::collections::BTreeMap::new(),
+        subsets: BTreeMap::new(),
         waypoint: None,
-        endpoints,
+        endpoints: endpoints.into(),
         exported_as: None,
         load_balancing: None,
         families: ServiceFamilies::Automatic,
         import: Some(Arc::new(import)),
         identities: Box::default(),
-        demand: Box::default(),
+        demand: demand.collect(),
         withheld: Box::default(),
     };
     Ok(Read { service: Arc::new(service), rule: rule.rule.clone() })
@@ -157,7 +169,7 @@ fn ports_of(
     }
 }
 
-/// Makes the one endpoint that represents a group. It has no address, because only the peer's gateways reach it.
+/// Makes the one endpoint that represents the ready endpoints of a group. It has no address, because only the peer's gateways reach it.
 fn endpoint(
     peer: &Peer,
     group: &proto::Group,

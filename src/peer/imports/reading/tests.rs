@@ -48,6 +48,8 @@ pub(in crate::imports) fn record(name: &str, weight: u32) -> proto::Service {
             weight,
             drained: 0,
             drained_parts: 0,
+            not_ready: 0,
+            demand: 0,
         }],
     }
 }
@@ -155,6 +157,37 @@ fn a_drain_is_told_in_steps_or_in_parts() {
     for (steps, parts) in [(33, 0), (u32::MAX, 0), (0, 3_201), (0, u32::MAX)] {
         assert!(told(steps, parts).expect_err("too much").contains("3200 parts"), "{steps} {parts}");
     }
+}
+
+#[test]
+fn a_group_has_its_unready_endpoints_and_the_networks_of_groups_their_demands() {
+    let told = |numbers: &[(&str, u32, u32)]| {
+        let mut record = record("a.pay.west.global", 10);
+        let group = record.groups[0].clone();
+        let groups = numbers.iter().map(|(network, not_ready, demand)| proto::Group {
+            network: (*network).to_owned(),
+            not_ready: *not_ready,
+            demand: *demand,
+            ..group.clone()
+        });
+        record.groups = groups.collect();
+        let service = read(&record).expect("legal").service;
+        let one = |one: &Endpoint| (one.weight.value(), one.health == Health::Healthy);
+        let endpoints: Vec<_> = service.endpoints.iter().map(one).collect();
+        let demands = service.demand.iter().map(|said| {
+            let network = said.network.as_ref().map(ToString::to_string);
+            format!("{} {}", network.unwrap_or_default(), said.weight)
+        });
+        (endpoints, demands.collect::<Vec<_>>().join(", "))
+    };
+    let ready = (10, true);
+    assert_eq!(told(&[("n", 0, 0)]), (vec![ready], String::new()), "a peer of an earlier version");
+    assert_eq!(
+        told(&[("n", 3, 30), ("n", 0, 10), ("m", 1, 0)]),
+        (vec![ready, (3, false), ready, ready, (1, false)], "peer/west/n 40".to_owned())
+    );
+    let most = told(&[("n", u32::MAX, u32::MAX), ("n", 0, u32::MAX)]);
+    assert_eq!(most.1, format!("peer/west/n {}", u32::MAX));
 }
 
 #[test]
