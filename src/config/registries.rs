@@ -168,6 +168,7 @@ fn kubernetes(fields: &Fields<'_>, access: AccessSpec, scope: &RegistryScope, me
         manual_endpoints: fields.get(&keys::MANUAL_ENDPOINTS),
         destination_rules: fields.get(&keys::DESTINATION_RULES),
         service_entries: fields.get(&keys::SERVICE_ENTRIES),
+        replicas: fields.get(&keys::REPLICAS),
         gateways,
         export_writer: None,
         ambient: false,

@@ -26,6 +26,7 @@ pub(super) mod service_entry;
 pub(super) mod service_export;
 pub(super) mod service_import;
 pub(super) mod waypoint;
+pub(super) mod workload;
 pub(super) mod workload_entry;
 
 use std::collections::{BTreeMap, BTreeSet};
@@ -58,6 +59,7 @@ use self::service_entry::ServiceEntry;
 use self::service_export::ServiceExport;
 use self::service_import::ServiceImport;
 use self::waypoint::Waypoint;
+use self::workload::{Deployment, StatefulSet};
 use self::workload_entry::WorkloadEntry;
 use super::interner::Interner;
 use super::objects::Meta;
@@ -268,6 +270,8 @@ kinds! {
     ReferenceGrant in grants,
     ServiceEntry in service_entries,
     WorkloadEntry in workload_entries,
+    Deployment in deployments,
+    StatefulSet in stateful_sets,
 }
 
 impl Kind {
@@ -495,8 +499,11 @@ impl Tables {
             (Kind::WorkloadEntry, self.workload_entries.len()),
         ];
         let of_entries = of_entries.into_iter().filter(|_| self.spec.service_entries);
+        let workloads =
+            [(Kind::Deployment, self.deployments.len()), (Kind::StatefulSet, self.stateful_sets.len())];
+        let workloads = workloads.into_iter().filter(|_| self.spec.replicas);
         let of_gateway_api = of_gateway_api.into_iter().filter(|_| self.spec.gateway_api.is_some());
-        let counts = counts.into_iter().chain(of_gateway_api).chain(of_entries);
+        let counts = counts.into_iter().chain(of_gateway_api).chain(of_entries).chain(workloads);
         counts.map(|(kind, count)| (kind.plural(), count)).collect()
     }
 }

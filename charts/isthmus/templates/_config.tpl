@@ -223,6 +223,9 @@ registries:
       {{- end }}
       serviceEntries: true
       {{- end }}
+      {{- if $kubernetes.replicas }}
+      replicas: true
+      {{- end }}
       {{- if $kubernetes.meshConfig }}
       meshConfig: true
       {{- end }}

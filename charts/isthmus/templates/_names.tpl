@@ -110,6 +110,7 @@ annotations:
       "gateways" (and $registry $kubernetes.gateways.enabled)
       "destinationRules" (and $registry $kubernetes.destinationRules)
       "serviceEntries" (and $registry (or $kubernetes.serviceEntries $kubernetes.destinationRules))
+      "replicas" (and $registry $kubernetes.replicas)
       "meshConfig" (and $registry $kubernetes.meshConfig)
       "leader" (and $registry $kubernetes.serviceExports.conditions)
       "imports" (and $registry $kubernetes.serviceImports.write)

@@ -56,6 +56,11 @@ asked for by the same rule, and `isthmus.rules` leaves each rule in one place.
 {{- include "isthmus.reads" (list "networking.istio.io" "serviceentries" "workloadentries") }}
 {{- end }}
 
+{{/* The numbers of replicas of workloads. */}}
+{{- define "isthmus.reads.replicas" -}}
+{{- include "isthmus.reads" (list "apps" "deployments" "statefulsets") }}
+{{- end }}
+
 {{/* All that a registry of another cluster may read. */}}
 {{- define "isthmus.reads.all" -}}
 {{- include "isthmus.reads.cluster" . }}
@@ -64,6 +69,9 @@ asked for by the same rule, and `isthmus.rules` leaves each rule in one place.
 {{- include "isthmus.reads.marks" . }}
 {{- include "isthmus.reads.destinationRules" . }}
 {{- include "isthmus.reads.serviceEntries" . }}
+{{- if .Values.kubernetes.replicas }}
+{{- include "isthmus.reads.replicas" . }}
+{{- end }}
 {{- end }}
 
 {{/* Gateways of networks. */}}
@@ -113,6 +121,13 @@ asked for by the same rule, and `isthmus.rules` leaves each rule in one place.
 {{- define "isthmus.role.serviceEntries" -}}
 {{- if (include "isthmus.role.features" . | fromJson).serviceEntries }}
 {{- include "isthmus.reads.serviceEntries" . }}
+{{- end }}
+{{- end }}
+
+{{/* The numbers of replicas of workloads. */}}
+{{- define "isthmus.role.replicas" -}}
+{{- if (include "isthmus.role.features" . | fromJson).replicas }}
+{{- include "isthmus.reads.replicas" . }}
 {{- end }}
 {{- end }}
 
@@ -175,6 +190,7 @@ reads all namespaces.
 {{- include "isthmus.role.marks" . }}
 {{- include "isthmus.role.destinationRules" . }}
 {{- include "isthmus.role.serviceEntries" . }}
+{{- include "isthmus.role.replicas" . }}
 {{- include "isthmus.role.gatewayApi" . }}
 {{- end }}
 {{- end }}

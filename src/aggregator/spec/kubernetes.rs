@@ -44,6 +44,8 @@ pub struct KubernetesSpec {
     pub destination_rules: bool,
     /// True if ServiceEntries and WorkloadEntries are read.
     pub service_entries: bool,
+    /// True if Deployments and StatefulSets are read, for the numbers of their replicas.
+    pub replicas: bool,
     /// Namespaces whose Services and Gateway objects may be gateways; `None`: no gateways are looked for.
     pub gateways: Option<Vec<Arc<str>>>,
     /// The writer of the conditions of ServiceExports; `None`: this registry writes none.
@@ -153,6 +155,7 @@ impl KubernetesSpec {
             manual_endpoints: false,
             destination_rules: false,
             service_entries: false,
+            replicas: false,
             gateways: None,
             export_writer: None,
             ambient: false,

@@ -55,6 +55,12 @@ pub(crate) const SERVICE_ENTRIES: Defaulted<form::Boolean> = Defaulted::new(
      so whoever may write them chooses where a service of the same namespace leads, within `allow.addresses` and outside of other \
      namespaces' pods and Services.",
 );
+pub(crate) const REPLICAS: Defaulted<form::Boolean> = Defaulted::new(
+    "replicas",
+    || false,
+    "`true`: Deployments and StatefulSets (`apps/v1`) are read. Steering then takes the number of their replicas for the demand of \
+     their services, so that pods which are lost do not take it with them, and a scale-down counts at once.",
+);
 pub(crate) const GATEWAYS: Key<form::OrOff<GatewayNamespaces>> = Key::optional(
     "gateways",
     "the system namespace",
@@ -165,7 +171,7 @@ keys! {
         /// cluster does not export, so that pods outside the mesh reach the service
         /// (docs/kubernetes.md). Requires `serviceImports: write`, and cannot be used with `serviceEntries`.
         DERIVED_SERVICES "derivedServices": form::Boolean = false;
-    } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + GATEWAYS
+    } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + REPLICAS + GATEWAYS
 
     /// Kubernetes clusters whose kubeconfigs are found while the gateway runs. A cluster that goes away is
     /// withdrawn at once; changed credentials are tried beside those in use. The node's own cluster is left out.
@@ -175,7 +181,7 @@ keys! {
         FOLDER "folder": form::Path => "none";
         /// Secrets of the cluster that this pod runs in, as `istioctl create-remote-secret` makes them.
         SECRETS "secrets": ClusterSecrets => "none";
-    } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + GATEWAYS
+    } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + REPLICAS + GATEWAYS
 
     /// Secrets with the label `istio/multiCluster=true`: each key of their data is the name of a cluster, and its value
     /// is the kubeconfig of that cluster.

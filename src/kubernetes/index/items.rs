@@ -4,6 +4,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::super::demand;
 use super::super::endpoints::{Made, NODE_LABEL, Sources};
 use super::super::entries::{identities, made};
 use super::super::kinds::Tables;
@@ -86,7 +87,7 @@ impl Index {
                 .or_else(near_waypoint),
             families: record.families(),
             identities: identities(&tables.entries_of(&hostname)),
-            demand: Box::default(),
+            demand: demand::of(tables, key, record),
             withheld: withheld.iter().map(|(why, count)| (*why, *count)).collect(),
         };
         let exported = tables.exports.get(key).filter(|_| record.unmarkable.is_none());
@@ -121,6 +122,7 @@ impl Index {
                 }
                 let of_pod = names.into_iter().flatten().map(|name| Service {
                     endpoints: one.clone(),
+                    demand: Box::default(),
                     withheld: Box::default(),
                     ..service.standing_for(name)
                 });

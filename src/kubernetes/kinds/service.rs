@@ -153,6 +153,8 @@ pub(crate) struct ServiceRecord {
     distribution: Option<TrafficDistribution>,
     /// The labels of the WorkloadEntries that are endpoints too; `None`: none are.
     pub(crate) selector: Option<Labels>,
+    /// The labels of the pods that are endpoints; `None`: they are not needed, or the service selects none.
+    pub(crate) pods: Option<Labels>,
     /// True with `internalTrafficPolicy: Local`.
     is_node_local: bool,
     /// True if endpoints that are not ready get calls too.
@@ -381,6 +383,7 @@ impl ServiceRecord {
                 && class == ServiceClass::ClusterIp
                 && !spec.selector.is_empty())
             .then(|| texts.labels(&spec.selector)),
+            pods: (settings.replicas && !spec.selector.is_empty()).then(|| texts.labels(&spec.selector)),
             labels: texts.labels(&metadata.labels),
             canary_weight: canary_weight(metadata),
             class,
