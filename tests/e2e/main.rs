@@ -25,6 +25,7 @@ mod convert_refusals;
 mod cost;
 mod crowd;
 mod dashboard;
+mod demand;
 mod distance;
 mod dns;
 mod dns_forward;
