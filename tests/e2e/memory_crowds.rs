@@ -25,11 +25,10 @@ const BUDGET: &str = "307MiB";
 
 /// Sends as much as the kernel takes at the moment; returns false once the connection has ended.
 fn pour(stream: &mut TcpStream) -> bool {
-    let bytes = [b'p'; 64 << 10];
     loop {
-        match stream.write(&bytes) {
-            Ok(_) => {}
-            Err(error) => return error.kind() == ErrorKind::WouldBlock,
+        // How much of it was taken does not matter.
+        if let Err(error) = stream.write_all(&[b'p'; 64 << 10]) {
+            return error.kind() == ErrorKind::WouldBlock;
         }
     }
 }
