@@ -16,6 +16,7 @@ use isthmus_settings::listener::{Listener, ListenerProtocol};
 use isthmus_settings::policy::Policy;
 use isthmus_settings::route::Conditions;
 use isthmus_settings::route::{Route, RouteName, RouteTarget};
+use isthmus_settings::scope::SourceRule;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build::next;
 use isthmus_snapshot::testing::{Mesh, endpoint, host_name, pattern, port, rule, service, shard};
@@ -284,7 +285,8 @@ fn a_connection_outlives_its_route_but_not_a_route_of_the_config_that_refuses_it
     let target = RouteTarget::Service { hostname: host_name("a.mesh"), port: 443, subset: "".into() };
     let own = Route::new(RouteName::Name(pattern("x.test")), target);
     let from = vec!["192.0.2.0/24".parse().expect("a block")];
-    let own = Route { conditions: Conditions { from, ..Conditions::default() }.into(), ..own };
+    let sources = SourceRule { from, ..SourceRule::EVERYONE };
+    let own = Route { conditions: Conditions { sources, ..Conditions::default() }.into(), ..own };
     mesh.policy = Policy { routes: vec![own.into()], ..(*mesh.policy).clone() }.into();
     assert!(!readmit(&mesh.snapshot(), &asked, &permit));
 }
