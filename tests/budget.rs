@@ -17,14 +17,15 @@ use super::{File, Sources, has_word, is_test, made_up, sources, test_modules};
 const FEATURES: &[(&str, &str)] = &[
     (
         "admin API",
-        "api/ admin/lib admin/left_out admin/limits admin/limit_metrics admin/gateway_metrics admin/readiness \
-        admin/recent admin/registry_metrics admin/server admin/views admin/networks admin/certificates console/ cli/read \
-        cli/tables cli/lib cli/arguments cli/config_file cli/documents cli/examples cli/orders cli/offline cli/registry lib main",
+        "api/ admin/lib admin/left_out admin/limits admin/limit_metrics admin/readiness admin/recent admin/registries \
+        admin/connections admin/exposed admin/listeners admin/orders admin/response admin/routes admin/scraped admin/services \
+        admin/status admin/server admin/networks admin/certificates console/ cli/read \
+        cli/lib cli/arguments cli/config_file cli/documents cli/examples cli/orders cli/offline cli/registry lib main",
     ),
     ("aggregator", "aggregator/ app/registries world/"),
     (
         "checks, ejection, probes",
-        "admin/check_metrics admin/endpoints admin/time_metrics aggregator/liveness \
+        "admin/endpoints admin/time_metrics aggregator/liveness \
         aggregator/round_trip dataplane/checks dataplane/endpoint_state dataplane/times dataplane/upstreams model/probe",
     ),
     ("config", "config/ document/ app/loading app/fixed"),

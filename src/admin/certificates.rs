@@ -1,4 +1,4 @@
-//! `/api/v1/certificates`: the certificate of this gateway and the trusted roots, with their validity.
+//! The certificate of this gateway and the trusted roots, with their validity.
 
 use std::sync::Arc;
 use std::time::SystemTime;
@@ -8,7 +8,9 @@ use tokio::sync::watch;
 use super::problems::Problem;
 use super::problems::code::Code;
 use super::readiness::Gate;
+use super::routes::Routes;
 use isthmus_api::certificate::Certificate;
+use isthmus_api::requests;
 use isthmus_api::status::IdentitySource;
 use isthmus_config::Config;
 use isthmus_telemetry::clock::rfc3339;
@@ -16,6 +18,10 @@ use isthmus_tls::context::NodeContext;
 use isthmus_tls::files;
 use isthmus_tls::status::{CERTIFICATE, SourceStatus, crl_of, domain_of, trust_of};
 use isthmus_tls::trust::{Bundle, Owner};
+
+pub(crate) fn answers(routes: Routes) -> Routes {
+    routes.value(&requests::CERTIFICATES, |sources| sources.identities.certificates())
+}
 
 /// Reads the files of the certificate and the roots, and returns what is wrong with them, each with its position in the config.
 /// Blocks.

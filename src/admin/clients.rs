@@ -1,13 +1,19 @@
 //! The clients of the xDS server, in the form of the API.
 
+use super::routes::Routes;
 use isthmus_ads::protocol::Protocol;
 use isthmus_ads::status::{ClientStatus, Clients, TypeStatus};
 use isthmus_api::client::{Client, Nack, RefusedClient, RefusedClients, TypeState, View};
+use isthmus_api::requests;
 use isthmus_decisions::view::ClientKind;
 use isthmus_telemetry::clock::rfc3339;
 
+pub(crate) fn answers(routes: Routes) -> Routes {
+    routes.value(&requests::CLIENTS, |sources| clients(&sources.clients))
+}
+
 /// Returns one object for each stream, oldest first.
-pub fn clients(clients: &Clients) -> Vec<Client> {
+pub(crate) fn clients(clients: &Clients) -> Vec<Client> {
     clients.list().iter().map(client).collect()
 }
 
@@ -56,7 +62,7 @@ fn unacknowledged(of: &TypeStatus) -> Option<u64> {
 }
 
 /// Returns the clients that the xDS server refused, newest first.
-pub fn refused(clients: &Clients) -> RefusedClients {
+pub(crate) fn refused(clients: &Clients) -> RefusedClients {
     let (total, recent) = clients.refused();
     let recent = recent.iter().map(|client| RefusedClient {
         who: client.who.clone(),

@@ -5,10 +5,18 @@ use std::net::{IpAddr, SocketAddr};
 use std::path::Path;
 use std::time::SystemTime;
 
+use axum::extract::{Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+use serde_json::json;
+
 use super::Sources;
-use super::maintenance::{self, Refused};
+use super::maintenance;
+use super::response::{Refused, answered, error, json_response};
+use super::routes::{Parameters, Routes};
 use isthmus_aggregator::drain_orders::OrderError;
 use isthmus_api::drain as api;
+use isthmus_api::requests;
 use isthmus_dataplane::withdrawals::Which;
 use isthmus_decisions::view::{Assignment, Entry, Viewer, view};
 use isthmus_document::drains;
@@ -31,8 +39,33 @@ const SOURCES_MAX: usize = 5;
 /// The name of an order in problems.
 const ORDER: &str = "drain";
 
+pub(crate) fn answers(routes: Routes) -> Routes {
+    routes
+        .with(&requests::DRAINS, async |State(sources): State<Sources>| {
+            json_response(&drains(&sources).await)
+        })
+        .with(&requests::ORDER_DRAIN, ordered)
+        .with(&requests::PLAN_DRAIN, async |State(sources): State<Sources>, document: String| {
+            answered(order(&sources, Mode::Plan, false, &document).await)
+        })
+        .with(&requests::END_DRAIN, end)
+}
+
+async fn ordered(State(sources): State<Sources>, Query(query): Parameters, document: String) -> Response {
+    let mode = if query.contains_key("force") { Mode::Force } else { Mode::Order };
+    answered(order(&sources, mode, query.contains_key("raise"), &document).await)
+}
+
+async fn end(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+    let (Some(kind), Some(name), 2) = (query.get("kind"), query.get("name"), query.len()) else {
+        return error(StatusCode::BAD_REQUEST, "give the target, and nothing else: ?kind=network&name=west");
+    };
+    let result = withdraw(&sources, kind, name).await;
+    answered(result.map(|result| json!({ "result": result })))
+}
+
 /// Returns the drains in force that concern anything, and those of operators.
-pub async fn drains(sources: &Sources) -> Vec<api::Drain> {
+async fn drains(sources: &Sources) -> Vec<api::Drain> {
     let snapshot = sources.reader.latest();
     if snapshot.drains.is_empty() {
         return Vec::new();
@@ -100,7 +133,7 @@ fn percent(part: u64, of: u64) -> u8 {
 
 /// Says whether an order is carried out.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Mode {
+enum Mode {
     /// The order is carried out, unless a service would be left with nothing but what is drained.
     Order,
     /// The order is carried out in any case.
@@ -111,12 +144,7 @@ pub enum Mode {
 
 /// Carries out or plans an order. `document` is a drain as in the config; without `since` it begins now. An order for a target that has
 /// one goes on from what is left of it, and is refused if more would be left at its end, unless it `raises`.
-pub async fn order(
-    sources: &Sources,
-    mode: Mode,
-    raises: bool,
-    document: &str,
-) -> Result<api::Ordered, Refused> {
+async fn order(sources: &Sources, mode: Mode, raises: bool, document: &str) -> Result<api::Ordered, Refused> {
     let drain = read(document).map_err(Refused::Parameters)?;
     let snapshot = sources.reader.latest();
     let now = unix_seconds(SystemTime::now());
@@ -218,7 +246,7 @@ fn kubectl(sources: &Sources, drain: &Drain) -> Option<String> {
 }
 
 /// Ends an operator's drain of a target.
-pub async fn withdraw(sources: &Sources, kind: &str, name: &str) -> Result<String, Refused> {
+async fn withdraw(sources: &Sources, kind: &str, name: &str) -> Result<String, Refused> {
     let target = DrainTarget::parse(kind, name).map_err(Refused::Parameters)?;
     let snapshot = sources.reader.latest();
     let of_target = || snapshot.drains.0.iter().filter(|active| active.drain.target == target);

@@ -1,4 +1,4 @@
-//! Endpoints and their state, in the form of `get endpoints`, `/api/v1/endpoints` and `/api/v1/services/{hostname}`.
+//! Endpoints and their state, in the list of all and in that of a service, and the metric of health checks.
 
 use std::collections::BTreeMap;
 use std::net::{IpAddr, SocketAddr};
@@ -6,8 +6,12 @@ use std::num::NonZero;
 use std::sync::Arc;
 
 use super::explain::last_failure;
+use super::routes::Routes;
+use super::scraped::Scraped;
 use isthmus_api::endpoint::{Endpoint as Shown, Times};
+use isthmus_api::requests;
 use isthmus_api::text::milliseconds;
+use isthmus_dataplane::checks::Summary;
 use isthmus_dataplane::endpoint_state::{EndpointState, Percentiles, Resolution, State};
 use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_model::endpoint::{Encapsulation, Endpoint, HBONE_PORT, Health};
@@ -18,9 +22,16 @@ use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::{EndpointPlace, addresses, places};
 use isthmus_snapshot::service_view::{Part, ServiceView};
 use isthmus_telemetry::clock::rfc3339;
+use isthmus_telemetry::exposition::{Exposition, Kind};
+
+pub(crate) fn answers(routes: Routes) -> Routes {
+    routes.value(&requests::ENDPOINTS, |sources| {
+        endpoints(&sources.reader.latest(), sources.dataplane.upstreams())
+    })
+}
 
 /// Returns the endpoints of all services, in order of host name, followed by the endpoints of routes.
-pub fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Vec<Shown> {
+pub(crate) fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Vec<Shown> {
     let services = snapshot.services().into_iter();
     let of_services = services.flat_map(|service| {
         let all = of_service(snapshot, service, upstreams).into_iter();
@@ -138,5 +149,23 @@ fn with_state(
         connect: slowest(|state| state.connect),
         answer: slowest(|state| state.answer),
         ..shown
+    }
+}
+
+/// The metric for the health of a service's or route's endpoints.
+const HEALTHY: (&str, &str) = (
+    "isthmus_endpoint_healthy",
+    "Fraction, from 0 to 1, of the endpoints with health checks that are healthy, by service or route.",
+);
+/// The health of endpoints by service and route.
+pub(super) const METRICS: Scraped = Scraped {
+    descriptions: &[HEALTHY],
+    expose: |sources, exposition| expose(&sources.dataplane.checks(), exposition),
+};
+
+fn expose(summary: &Summary, exposition: &mut Exposition) {
+    for (service, share) in &summary.shares {
+        let healthy = share.healthy as f64 / share.checked.max(1) as f64;
+        exposition.family(HEALTHY.0, Kind::Gauge, HEALTHY.1).add([("service", &**service)], healthy);
     }
 }

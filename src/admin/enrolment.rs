@@ -3,8 +3,15 @@
 use std::collections::BTreeMap;
 use std::time::Duration;
 
+use axum::extract::{Path, Query, State};
+use axum::http::StatusCode;
+use axum::response::Response;
+
 use super::Sources;
+use super::response::{Refused, answered, error, json_response};
+use super::routes::{Parameters, Routes};
 use isthmus_api::peer::{Invitation, Token, WrittenLink};
+use isthmus_api::requests;
 use isthmus_document::scalar;
 use isthmus_peer::addresses::{of_gateways, takes_links};
 use isthmus_peer::enrolled::EnrolledLink;
@@ -13,11 +20,39 @@ use isthmus_peer::invitations::{Existing, Keeping, Terms};
 /// The default validity of an invitation.
 const VALID: Duration = Duration::from_secs(15 * 60);
 
-/// The query parameters of a request.
-type Query = BTreeMap<String, String>;
+pub(crate) fn answers(routes: Routes) -> Routes {
+    routes
+        .with(&requests::INVITE_PEER, invited)
+        .with(&requests::INVITATION, last)
+        .with(&requests::JOIN_PEER, joined)
+}
+
+async fn invited(
+    State(sources): State<Sources>,
+    Path(name): Path<String>,
+    Query(query): Parameters,
+) -> Response {
+    answered(invite(&sources, &name, &query).map_err(Refused::Conflict))
+}
+
+async fn last(State(sources): State<Sources>, Path(name): Path<String>) -> Response {
+    match invitation(&sources, &name) {
+        Some(invitation) => json_response(&invitation),
+        None => error(StatusCode::NOT_FOUND, "the peer was not invited since the start of this gateway"),
+    }
+}
+
+async fn joined(
+    State(sources): State<Sources>,
+    Path(name): Path<String>,
+    Query(query): Parameters,
+    token: String,
+) -> Response {
+    answered(join(&sources, &name, &token, &query).await.map_err(Refused::Conflict))
+}
 
 /// Creates the token with which a peer can be enrolled.
-pub fn invite(sources: &Sources, peer: &str, query: &Query) -> Result<Token, String> {
+fn invite(sources: &Sources, peer: &str, query: &BTreeMap<String, String>) -> Result<Token, String> {
     let valid = match query.get("valid") {
         Some(text) => scalar::duration(text).map_err(|fault| format!("valid: {}", fault.message))?,
         None => VALID,
@@ -31,18 +66,23 @@ pub fn invite(sources: &Sources, peer: &str, query: &Query) -> Result<Token, Str
 }
 
 /// Returns the state of the last invitation for a peer; `None` if there is none.
-pub fn invitation(sources: &Sources, peer: &str) -> Option<Invitation> {
+fn invitation(sources: &Sources, peer: &str) -> Option<Invitation> {
     let (state, link) = sources.enrolment.invitation(peer)?;
     Some(Invitation { state: state.text().to_owned(), link: link.map(|link| written(peer, &link)) })
 }
 
 /// Redeems a token that a peer has issued.
-pub async fn join(sources: &Sources, peer: &str, token: &str, query: &Query) -> Result<WrittenLink, String> {
+async fn join(
+    sources: &Sources,
+    peer: &str,
+    token: &str,
+    query: &BTreeMap<String, String>,
+) -> Result<WrittenLink, String> {
     let link = sources.enrolment.join(peer, token, terms(query)?).await?;
     Ok(written(peer, &link))
 }
 
-fn terms(query: &Query) -> Result<Terms, String> {
+fn terms(query: &BTreeMap<String, String>) -> Result<Terms, String> {
     let keeping = if query.contains_key("print") { Keeping::Return } else { Keeping::Store };
     let existing = match query.get("replace").map(String::as_str) {
         None => Existing::Keep,

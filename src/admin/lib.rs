@@ -1,47 +1,56 @@
 //! The admin API: status, readiness, explain, horizon. It reads the state of other modules and changes nothing itself; it sends
 //! requests for changes to `app` as a [`Command`].
 //!
-//! - `server`: the listeners and the paths. `views`, `clients`, `endpoints`, `networks`, `peers`, `certificates`: the state as values of
-//!   the API. `overview`, `dashboard`: the page. `past`: the traffic of the last 15 minutes.
+//! A file owns what it shows: its function `answers` adds the requests that it answers, its constant `METRICS` has the metrics that are
+//! computed at each scrape.
+//!
+//! - `server`: the listeners, and the lists of the owners. `routes`, `response`, `scraped`: what these share.
+//! - `status`, `listeners`, `services`, `exposed`, `endpoints`, `connections`, `registries`, `networks`, `peers`, `clients`,
+//!   `certificates`: the state as values of the API. `limit_metrics`, `peer_metrics`, `time_metrics`: further metrics.
+//! - `overview`, `dashboard`: the page. `past`: the traffic of the last 15 minutes.
 //! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway; `left_out`: what the scopes of registries leave out. `readiness`: its gates.
-//! - `maintenance`, `drains`, `enrolment`: requests for changes.
+//! - `orders`, `maintenance`, `drains`, `enrolment`: requests for changes.
 //! - `steering`: why each network gets its share of calls. `share_log`: the log lines about changes of shares.
-//! - `check_metrics`, `gateway_metrics`, `limit_metrics`, `peer_metrics`, `registry_metrics`, `time_metrics`: metrics that are
-//!   computed at each scrape.
 
 pub mod certificates;
-pub mod check_metrics;
-pub mod clients;
+mod clients;
+mod connections;
 pub mod dashboard;
-pub mod drains;
-pub mod endpoints;
-pub mod enrolment;
+mod drains;
+mod endpoints;
+mod enrolment;
 pub mod explain;
-pub mod gateway_metrics;
+mod exposed;
 pub mod horizon;
 mod imported;
 pub mod left_out;
-pub mod limit_metrics;
+mod limit_metrics;
 pub mod limits;
-pub mod maintenance;
+mod listeners;
+mod maintenance;
 mod marks;
-pub mod networks;
+mod networks;
+mod orders;
 pub mod overview;
 pub mod past;
-pub mod peer_metrics;
+mod peer_metrics;
 pub mod peers;
 mod probe;
 pub mod problems;
 pub mod readiness;
 mod recent;
-pub mod registry_metrics;
+mod registries;
+mod response;
+mod routes;
+pub mod scraped;
 pub mod server;
+mod services;
 pub mod share_log;
-pub mod steering;
-pub mod time_metrics;
+mod status;
+mod steering;
+mod time_metrics;
 mod traces;
-pub mod views;
 
 use std::fmt;
 use std::net::SocketAddr;

@@ -1,24 +1,24 @@
 //! Metrics of the limits in force, so that a dashboard can show the used share of each limit, and of the use of limits of bandwidth
 //! and of the memory budget.
 
+use super::scraped::Scraped;
 use isthmus_dataplane::handle::EffectiveLimits;
 use isthmus_net::admission::bandwidth::Bandwidths;
 use isthmus_net::memory::Judgement;
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
-/// The metric with the limits in force.
-pub const METRIC: &str = "isthmus_limit";
-/// The `# HELP` text of the metric.
-pub const METRIC_HELP: &str = "Values of the limits in use, by limit: connections, pending_hellos, health_checks, per_source, \
-                               per_service, per_service_bytes_per_second. A limit that is not set is absent.";
-
-/// The metric with the use of the limits of bandwidth.
-pub const BANDWIDTH: &str = "isthmus_bandwidth_used_bytes_per_second";
-/// The `# HELP` text of that metric.
-pub const BANDWIDTH_HELP: &str = "Bytes of the last second under a limit `bytesPerSecond`, by direction and by the service, route or peer \
-                                  that the limit is of: the 100 with the most bytes.";
-/// The metrics of the memory budget, each with its `# HELP` text.
-pub const MEMORY: [(&str, &str); 2] = [
+/// The metrics, each with its `# HELP` text.
+const DESCRIPTIONS: [(&str, &str); 4] = [
+    (
+        "isthmus_limit",
+        "Values of the limits in use, by limit: connections, pending_hellos, health_checks, per_source, per_service, \
+         per_service_bytes_per_second. A limit that is not set is absent.",
+    ),
+    (
+        "isthmus_bandwidth_used_bytes_per_second",
+        "Bytes of the last second under a limit `bytesPerSecond`, by direction and by the service, route or peer that the limit is of: \
+         the 100 with the most bytes.",
+    ),
     ("isthmus_memory_budget_bytes", "Memory budget of the process (limits.memory), in bytes."),
     (
         "isthmus_memory_used_bytes",
@@ -28,14 +28,23 @@ pub const MEMORY: [(&str, &str); 2] = [
 /// The largest number of limits of bandwidth whose use is shown.
 pub(super) const LIMITS_MAX: usize = 100;
 
-/// Adds the limits, the use of limits of bandwidth, and the memory budget to the metrics of a scrape.
-pub(super) fn expose(
+/// The limits, the use of limits of bandwidth, and the memory budget.
+pub(super) const METRICS: Scraped = Scraped {
+    descriptions: &DESCRIPTIONS,
+    expose: |sources, exposition| {
+        let (limits, dataplane) = (sources.program.load().limits, &sources.dataplane);
+        expose(&limits, dataplane.bandwidths(), &dataplane.memory(), exposition);
+    },
+};
+
+fn expose(
     limits: &EffectiveLimits,
     bandwidths: &Bandwidths,
     memory: &Judgement,
     exposition: &mut Exposition,
 ) {
-    for ((name, help), bytes) in MEMORY.iter().zip([memory.budget, memory.used]) {
+    let [limit, bandwidth, budget, used] = DESCRIPTIONS;
+    for ((name, help), bytes) in [budget, used].into_iter().zip([memory.budget, memory.used]) {
         exposition.family(name, Kind::Gauge, help).add([], bytes);
     }
     let all = [
@@ -49,15 +58,15 @@ pub(super) fn expose(
             limits.bytes_per_second.map(|most| usize::try_from(most).unwrap_or(usize::MAX)),
         ),
     ];
-    let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
-    for (limit, most) in all {
+    let family = exposition.family(limit.0, Kind::Gauge, limit.1);
+    for (name, most) in all {
         if let Some(most) = most {
-            family.add([("limit", limit)], most);
+            family.add([("limit", name)], most);
         }
     }
     for usage in bandwidths.usage(LIMITS_MAX) {
         let of = usage.owner.to_string();
-        let family = exposition.family(BANDWIDTH, Kind::Gauge, BANDWIDTH_HELP);
+        let family = exposition.family(bandwidth.0, Kind::Gauge, bandwidth.1);
         for (direction, moved) in ["up", "down"].into_iter().zip(usage.moved) {
             family.add([("of", &*of), ("direction", direction)], moved);
         }

@@ -1,11 +1,15 @@
-//! Requests of operators about single endpoints and connections.
+//! Orders about single endpoints and connections.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::SocketAddr;
 
+use axum::extract::{Query, State};
 use serde_json::{Value, json};
 
 use super::Sources;
+use super::response::{Refused, answered};
+use super::routes::{Parameters, Routes};
+use isthmus_api::requests;
 use isthmus_dataplane::withdrawals::{Which, Withdrawal, WithdrawalError};
 use isthmus_decisions::dialled::Dialled;
 use isthmus_snapshot::Snapshot;
@@ -15,24 +19,35 @@ use isthmus_tasks::background;
 /// The largest number of endpoints that a message lists.
 const LISTED_MAX: usize = 5;
 
+pub(crate) fn answers(routes: Routes) -> Routes {
+    routes
+        .with(&requests::DRAIN_ENDPOINT, async |State(sources): State<Sources>, Query(query): Parameters| {
+            answered(endpoint(&sources, Order::Withdraw(Withdrawal::Drained), &query).await)
+        })
+        .with(
+            &requests::DISABLE_ENDPOINT,
+            async |State(sources): State<Sources>, Query(query): Parameters| {
+                answered(endpoint(&sources, Order::Withdraw(Withdrawal::Disabled), &query).await)
+            },
+        )
+        .with(&requests::ENABLE_ENDPOINT, async |State(sources): State<Sources>, Query(query): Parameters| {
+            answered(endpoint(&sources, Order::Enable, &query).await)
+        })
+        .with(
+            &requests::CLOSE_CONNECTION,
+            async |State(sources): State<Sources>, Query(query): Parameters| {
+                answered(close(&sources, &query).await)
+            },
+        )
+}
+
 /// An operator's request about the withdrawal of endpoints.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Order {
+enum Order {
     /// Withdraws the endpoints.
     Withdraw(Withdrawal),
     /// Ends the withdrawal of the endpoints.
     Enable,
-}
-
-/// The reason why a request is refused.
-#[derive(Debug)]
-pub enum Refused {
-    /// The parameters are wrong.
-    Parameters(String),
-    /// There is no such endpoint, withdrawal or connection.
-    Unknown(String),
-    /// The request contradicts the current state.
-    Conflict(String),
 }
 
 impl From<WithdrawalError> for Refused {
@@ -45,7 +60,7 @@ impl From<WithdrawalError> for Refused {
 }
 
 /// Applies a request to the endpoints that the parameters `address` and `service` select.
-pub async fn endpoint(
+async fn endpoint(
     sources: &Sources,
     order: Order,
     query: &BTreeMap<String, String>,
@@ -95,7 +110,7 @@ pub async fn endpoint(
 }
 
 /// Closes the connection that the parameter `id` names.
-pub async fn close(sources: &Sources, query: &BTreeMap<String, String>) -> Result<Value, Refused> {
+async fn close(sources: &Sources, query: &BTreeMap<String, String>) -> Result<Value, Refused> {
     let only = |key: &String| key == "id";
     let id = query.get("id").filter(|_| query.keys().all(only)).and_then(|id| id.parse::<u64>().ok());
     let id = id.ok_or_else(|| {

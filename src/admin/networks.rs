@@ -1,14 +1,17 @@
-//! Networks and their gateways, in the form of the API.
+//! Networks and their gateways, and the metrics of the probes of gateways (`docs/split-horizon.md, "The rules"`).
 
 use std::collections::BTreeMap;
 use std::net::SocketAddr;
 
 use super::Sources;
+use super::routes::Routes;
+use super::scraped::Scraped;
 use super::share_log::Shares;
 use super::steering::distance_here;
-use isthmus_aggregator::liveness::Distances;
 use isthmus_aggregator::liveness::probed::State;
+use isthmus_aggregator::liveness::{Distances, Liveness};
 use isthmus_api as api;
+use isthmus_api::requests;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::Network;
 use isthmus_registry::shard::Standing;
@@ -17,12 +20,19 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::networks::{GatewayEntry, NetworkEntry};
 use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_telemetry::clock::rfc3339;
+use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The results of the probes of gateways.
-pub type States = BTreeMap<SocketAddr, State>;
+pub(crate) type States = BTreeMap<SocketAddr, State>;
+
+pub(crate) fn answers(routes: Routes) -> Routes {
+    routes
+        .value(&requests::GATEWAYS, |sources| gateways(&sources.reader.latest(), &sources.liveness.states()))
+        .value(&requests::NETWORKS, of)
+}
 
 /// Returns one object per gateway, in order of network, then in the order of the file.
-pub fn gateways(snapshot: &Snapshot, states: &States) -> Vec<api::network::Gateway> {
+pub(crate) fn gateways(snapshot: &Snapshot, states: &States) -> Vec<api::network::Gateway> {
     let networks = snapshot.networks().iter();
     let all = networks.flat_map(|(name, network)| {
         network.gateways.iter().map(move |entry| gateway(name, network, entry, states))
@@ -102,7 +112,7 @@ pub(super) fn of(sources: &Sources) -> Vec<api::network::Network> {
 
 /// Returns one object per network, in order of name, for networks of the config, networks with gateways, and networks of
 /// endpoints. An endpoint of several services is counted once for each of them.
-pub fn networks(
+pub(crate) fn networks(
     snapshot: &Snapshot,
     states: &States,
     distances: &Distances,
@@ -152,5 +162,48 @@ fn network(snapshot: &Snapshot, name: &Network, count: &Count) -> api::network::
         endpoints: count.endpoints,
         ready_weight: count.ready_weight,
         ..api::network::Network::default()
+    }
+}
+
+/// The metrics of gateways, each with its `# HELP` text.
+const DESCRIPTIONS: [(&str, &str); 2] = [
+    (
+        "isthmus_gateway_up",
+        "1 for an address of a gateway that answers probes, 0 for one that has ceased to answer; absent if it has never answered or is \
+         not probed.",
+    ),
+    (
+        "isthmus_gateway_rtt_seconds",
+        "Smallest time in which an address of a gateway accepted a connection in the last minute; absent if none did.",
+    ),
+];
+/// The results of the probes of gateways.
+pub(super) const METRICS: Scraped = Scraped {
+    descriptions: &DESCRIPTIONS,
+    expose: |sources, exposition| expose(&sources.reader.latest(), &sources.liveness, exposition),
+};
+
+fn expose(snapshot: &Snapshot, liveness: &Liveness, exposition: &mut Exposition) {
+    let [up, round_trip] = DESCRIPTIONS;
+    let states = liveness.states();
+    let family = exposition.family(up.0, Kind::Gauge, up.1);
+    for (network, entry) in snapshot.networks().iter() {
+        for address in entry.gateways.iter().flat_map(GatewayEntry::entrances) {
+            let is_up = match states.get(&address) {
+                Some(State::Answers { .. } | State::Stopping { .. }) => 1_u8,
+                Some(State::Unreachable { .. }) => 0,
+                Some(State::NeverAnswered { .. }) | None => continue,
+            };
+            family.add([("network", network.as_str()), ("gateway", &address.to_string())], is_up);
+        }
+    }
+    let family = exposition.family(round_trip.0, Kind::Gauge, round_trip.1);
+    let round_trips = liveness.round_trips();
+    for (network, entry) in snapshot.networks().iter() {
+        for address in entry.gateways.iter().flat_map(GatewayEntry::entrances) {
+            let Some(time) = round_trips.get(&address) else { continue };
+            let labels = [("network", network.as_str()), ("gateway", &address.to_string())];
+            family.add(labels, time.as_secs_f64());
+        }
     }
 }

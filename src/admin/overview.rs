@@ -8,7 +8,7 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Mutex;
 
-use super::{Sources, clients, networks, peers, views};
+use super::{Sources, clients, networks, peers, status};
 use isthmus_api::connection::Connection;
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::overview::{Overview, Part, Past, Refusal, Service, Services, Traffic, states};
@@ -126,7 +126,7 @@ pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
     }
     Overview {
         time: rfc3339(SystemTime::now()),
-        status: cut(views::status(sources)),
+        status: cut(status::status(sources)),
         traffic: Traffic { active: sources.dataplane.connections_active(), ..board.traffic },
         past: sources.past.all(),
         services: board.page(ask),

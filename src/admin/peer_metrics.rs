@@ -3,10 +3,11 @@
 
 use super::Sources;
 use super::peers::{Linked, PeerState};
+use super::scraped::Scraped;
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
 /// The names and descriptions of the metrics.
-pub const DESCRIPTIONS: [(&str, &str); 3] = [
+const DESCRIPTIONS: [(&str, &str); 3] = [
     ("isthmus_peer_up", "1 if a link with the peer is live, else 0."),
     (
         "isthmus_peer_rtt_seconds",
@@ -19,8 +20,10 @@ pub const DESCRIPTIONS: [(&str, &str); 3] = [
     ),
 ];
 
-/// Adds the metrics of peers to those of a scrape.
-pub(super) fn expose(sources: &Sources, exposition: &mut Exposition) {
+/// The links with peers, and the services exchanged with them.
+pub(super) const METRICS: Scraped = Scraped { descriptions: &DESCRIPTIONS, expose };
+
+fn expose(sources: &Sources, exposition: &mut Exposition) {
     let snapshot = sources.reader.latest();
     let [up, rtt, services] = DESCRIPTIONS;
     for linked in Linked::all(&snapshot, &sources.links, &sources.aggregator.status.borrow()) {

@@ -5,11 +5,18 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::{Duration, SystemTime};
 
+use axum::extract::{self, Path};
+use axum::http::StatusCode;
+use axum::response::Response;
+
+use super::response::{error, json_response};
+use super::routes::Routes;
 use super::{Sources, networks};
 use isthmus_aggregator::liveness::probed::State;
 use isthmus_aggregator::status::{RegistryState, RegistryStatus, Status as AggregatorStatus};
 use isthmus_api as api;
 use isthmus_api::peer::{Exchanged, PeerDetail};
+use isthmus_api::requests;
 use isthmus_api::text::milliseconds;
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
@@ -27,6 +34,17 @@ use isthmus_telemetry::clock::rfc3339;
 /// The largest number of lines in `left_out`, which lists the services that are not exchanged with a peer; further lines are
 /// omitted.
 const LEFT_OUT_MAX: usize = 100;
+
+pub(crate) fn answers(routes: Routes) -> Routes {
+    routes.value(&requests::PEERS, peers).with(&requests::PEER, one)
+}
+
+async fn one(extract::State(sources): extract::State<Sources>, Path(name): Path<String>) -> Response {
+    match peer(&sources.reader.latest(), &name) {
+        Some(peer) => json_response(&peer),
+        None => error(StatusCode::NOT_FOUND, "the config has no peer of this name"),
+    }
+}
 
 /// The state of a peer: the state of its links, or if there is no link, the state of its services.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

@@ -12,6 +12,7 @@ use super::Sources;
 use super::left_out;
 use super::networks::States;
 use super::peers::{Linked, PeerState};
+use super::scraped::Scraped;
 use code::Code;
 use endpoints::of_endpoints;
 use history::LOSS_REMEMBERED;
@@ -516,19 +517,21 @@ pub fn listed(problems: &[Problem]) -> Vec<Problem> {
     listed
 }
 
-/// Adds the number of problems of each code, including zeros, to the metrics of a scrape.
-pub fn expose(problems: &[Problem], exposition: &mut Exposition) {
-    let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
+/// The number of problems of each code, including zeros.
+pub(super) const METRICS: Scraped =
+    Scraped { descriptions: &[COUNT], expose: |sources, exposition| expose(&problems(sources), exposition) };
+
+/// The metric with the number of current problems.
+const COUNT: (&str, &str) =
+    ("isthmus_problems", "Number of current problems, by problem code; 0 for a code without a problem.");
+
+fn expose(problems: &[Problem], exposition: &mut Exposition) {
+    let family = exposition.family(COUNT.0, Kind::Gauge, COUNT.1);
     for code in Code::ALL {
         let count = problems.iter().filter(|problem| problem.code == *code).count();
         family.add([("code", code.text())], count);
     }
 }
-
-/// The metric with the number of current problems.
-pub const METRIC: &str = "isthmus_problems";
-/// The `# HELP` text of the metric.
-pub const METRIC_HELP: &str = "Number of current problems, by problem code; 0 for a code without a problem.";
 
 /// Logs each problem when it begins and when it ends.
 pub async fn watch(sources: Sources) {

@@ -1,46 +1,69 @@
-//! The HTTP servers: the admin API, and the separate listeners for metrics and health. This file owns the listeners, the paths,
-//! and the requests that list something.
+//! The HTTP servers: the admin API, and the separate listeners for metrics and health. This file owns the listeners, and the lists
+//! of the files that answer requests and have metrics.
 //!
-//! - `connection`: one client. `guard`: the requests that are accepted. `response`: the responses that all share.
-//! - `probes`: metrics and health. `pages`: the dashboard. `explanations`: explained names and traces. `orders`: changes.
+//! - `connection`: one client. `guard`: the requests that are accepted.
+//! - `probes`: metrics and health. `pages`: the dashboard. `explanations`: explained names and traces.
 
 mod connection;
 mod explanations;
 mod guard;
-mod orders;
 mod pages;
 mod probes;
-mod response;
-
-use std::collections::BTreeMap;
 
 use axum::Router;
-use axum::extract::{Path, Query, State};
-use axum::http::StatusCode;
 use axum::middleware;
-use axum::response::Response;
 use axum::routing::{get, post};
 
 use self::connection::serve_connection;
-use self::explanations::{explain_and_probe, explain_name, horizon_of, trace};
 use self::guard::{guard, own_host_only};
-use self::orders::{
-    accept_registry, close_connection, disable_endpoint, drain, drain_endpoint, enable_endpoint, end_drain,
-    invitation_of, invite_peer, join_peer, log_level, order_drain, plan_drain, reload, upgrade,
+use self::pages::asset;
+use self::probes::{readyz, scrape};
+use super::response::{not_admin, not_found, wrong_method};
+use super::routes::Routes;
+use super::scraped::Scraped;
+use super::{
+    Sources, certificates, clients, connections, dashboard, drains, endpoints, enrolment, exposed,
+    limit_metrics, listeners, maintenance, networks, orders, peer_metrics, peers, problems, registries,
+    services, status, steering, time_metrics,
 };
-use self::pages::{asset, dashboard_page, overview_of};
-use self::probes::{livez, metrics, readyz};
-use self::response::{error, json_response, not_admin, not_found, wrong_method};
-use super::{Sources, clients, dashboard, drains, endpoints, networks, overview, peers, views};
-use isthmus_api::connection::Connection;
-use isthmus_model::name::HostName;
 use isthmus_net::door::Limits;
 use isthmus_net::incoming::{Accept, Incoming};
 use isthmus_tasks::scope::Scope;
 use isthmus_tasks::stop::Stop;
 
-/// The query parameters of a request.
-type Parameters = Query<BTreeMap<String, String>>;
+/// The functions that add the requests which a file answers, but for those of [`enrolment`].
+const OWNERS: [fn(Routes) -> Routes; 18] = [
+    probes::metrics_answers,
+    probes::health_answers,
+    pages::answers,
+    status::answers,
+    services::answers,
+    endpoints::answers,
+    listeners::answers,
+    registries::answers,
+    networks::answers,
+    clients::answers,
+    connections::answers,
+    certificates::answers,
+    exposed::answers,
+    explanations::answers,
+    peers::answers,
+    drains::answers,
+    maintenance::answers,
+    orders::answers,
+];
+
+/// The metrics that are computed at each scrape.
+pub static SCRAPED: [Scraped; 8] = [
+    problems::METRICS,
+    endpoints::METRICS,
+    time_metrics::METRICS,
+    limit_metrics::METRICS,
+    networks::METRICS,
+    steering::METRICS,
+    registries::METRICS,
+    peer_metrics::METRICS,
+];
 
 /// The part of the API that an address serves.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -85,8 +108,8 @@ where
         Incoming::new(listener, part.name(), limits, sources.own.clone(), &sources.telemetry.recorder);
     let app = match part {
         Part::Admin => admin(sources, hosts),
-        Part::Metrics => metrics_only(sources),
-        Part::Health => health_only(sources),
+        Part::Metrics => only(probes::metrics_answers, metrics_aliases(), sources),
+        Part::Health => only(probes::health_answers, health_aliases(), sources),
     };
     let (connections, stop) = (scope.clone(), stop.clone());
     scope.spawn(async move {
@@ -103,160 +126,55 @@ where
     });
 }
 
-fn metrics_routes() -> Router<Sources> {
-    Router::new().route("/metrics", get(metrics)).route("/stats/prometheus", get(metrics))
+/// Serves only metrics, or only health checks.
+fn only(answers: fn(Routes) -> Routes, aliases: Router<Sources>, sources: Sources) -> Router {
+    let routes = answers(Routes::default()).router().merge(aliases);
+    routes.method_not_allowed_fallback(wrong_method).fallback(not_admin).with_state(sources)
 }
 
-fn health_routes() -> Router<Sources> {
-    Router::new()
-        .route("/livez", get(livez))
-        .route("/readyz", get(readyz))
-        .route("/healthz/ready", get(readyz))
+/// A further path of the metrics, which Envoy has.
+fn metrics_aliases() -> Router<Sources> {
+    Router::new().route("/stats/prometheus", get(scrape))
 }
 
-fn metrics_only(sources: Sources) -> Router {
-    metrics_routes().method_not_allowed_fallback(wrong_method).fallback(not_admin).with_state(sources)
-}
-
-fn health_only(sources: Sources) -> Router {
-    health_routes().method_not_allowed_fallback(wrong_method).fallback(not_admin).with_state(sources)
+/// A further path of readiness, which sidecars of Istio have.
+fn health_aliases() -> Router<Sources> {
+    Router::new().route("/healthz/ready", get(readyz))
 }
 
 fn admin(sources: Sources, hosts: Hosts) -> Router {
-    let api = Router::new()
-        .route("/overview", get(overview_of))
-        .route("/status", get(async |State(sources): State<Sources>| json_response(&views::status(&sources))))
-        .route(
-            "/listeners",
-            get(async |State(sources): State<Sources>| json_response(&views::listeners(&sources))),
-        )
-        .route("/endpoints", get(all_endpoints))
-        .route("/config", get(config))
-        .route("/registries", get(registries))
-        .route("/routes", get(routes))
-        .route("/services", get(services))
-        .route("/services/{hostname}", get(service))
-        .route("/exposed", get(exposed))
-        .route("/connections", get(connections))
-        .route(
-            "/clients",
-            get(async |State(sources): State<Sources>| json_response(&clients::clients(&sources.clients))),
-        )
-        .route(
-            "/certificates",
-            get(async |State(sources): State<Sources>| json_response(&sources.identities.certificates())),
-        )
-        .route("/failures", get(failures))
-        .route("/traces/{trace}", get(trace))
-        .route("/explain", get(explain_name).post(explain_and_probe))
-        .route("/horizon", get(horizon_of))
-        .route("/gateways", get(gateways))
-        .route("/networks", get(networks_list))
-        .route("/peers", get(all_peers))
-        .route("/peers/{name}", get(one_peer))
-        .merge(enrolments(hosts))
-        .route("/endpoints/drain", post(drain_endpoint))
-        .route("/endpoints/disable", post(disable_endpoint))
-        .route("/endpoints/enable", post(enable_endpoint))
-        .route("/registries/accept", post(accept_registry))
-        .route("/connections/close", post(close_connection))
-        .route("/reload", post(reload))
-        .route("/drain", post(drain))
-        .route("/drains", get(drains_list).post(order_drain))
-        .route("/drains/plan", post(plan_drain))
-        .route("/drains/end", post(end_drain))
-        .route("/upgrade", post(upgrade))
-        .route("/log-level", post(log_level))
-        .method_not_allowed_fallback(wrong_method);
-    Router::new()
-        .merge(metrics_routes())
-        .merge(health_routes())
-        .nest("/api/v1", api)
-        .route("/", get(dashboard_page))
+    let owned = OWNERS.iter().fold(Routes::default(), |routes, answers| answers(routes));
+    // A client that may send requests about enrolments can make itself a peer, so the gateway accepts them only from its own host.
+    let enrolments = enrolment::answers(Routes::default()).router();
+    let enrolments =
+        enrolments.route_layer(middleware::from_fn(move |request, next| own_host_only(hosts, request, next)));
+    owned
+        .router()
+        .merge(enrolments)
+        .merge(metrics_aliases())
+        .merge(health_aliases())
         .route("/dashboard.css", get(async || asset("text/css; charset=utf-8", dashboard::STYLE)))
         .route("/dashboard.js", get(async || asset("text/javascript; charset=utf-8", dashboard::SCRIPT)))
-        .route("/reload", post(reload))
-        .route("/drain", post(drain))
+        .route("/reload", post(orders::reload))
+        .route("/drain", post(orders::stop))
         .method_not_allowed_fallback(wrong_method)
         .fallback(not_found)
         .layer(middleware::from_fn(move |request, next| guard(hosts, request, next)))
         .with_state(sources)
 }
 
-/// The routes of requests about enrolments. A client that may send such requests can make itself a peer, so the gateway accepts
-/// them only from its own host.
-fn enrolments(hosts: Hosts) -> Router<Sources> {
-    Router::new()
-        .route("/peers/{name}/invite", get(invitation_of).post(invite_peer))
-        .route("/peers/{name}/join", post(join_peer))
-        .route_layer(middleware::from_fn(move |request, next| own_host_only(hosts, request, next)))
-}
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
 
-async fn services(State(sources): State<Sources>) -> Response {
-    json_response(&views::services(&sources.reader.latest()))
-}
+    use super::*;
+    use isthmus_api::requests;
 
-async fn service(State(sources): State<Sources>, Path(hostname): Path<String>) -> Response {
-    let name = HostName::parse(&hostname).ok();
-    let upstreams = sources.dataplane.upstreams();
-    let view = name.and_then(|name| views::service(&sources.reader.latest(), name.as_str(), upstreams));
-    match view {
-        Some(view) => json_response(&view),
-        None => error(StatusCode::NOT_FOUND, "no such service is known"),
+    #[test]
+    fn each_request_of_the_table_has_a_route() {
+        let owned = OWNERS.iter().fold(Routes::default(), |routes, answers| answers(routes));
+        let answered: BTreeSet<_> = enrolment::answers(owned).answered.into_iter().collect();
+        let listed: BTreeSet<_> = requests::ALL.iter().map(|row| (row.method.text(), row.path)).collect();
+        assert_eq!(answered, listed);
     }
-}
-
-async fn all_peers(State(sources): State<Sources>) -> Response {
-    let all = peers::peers(&sources);
-    json_response(&all)
-}
-
-async fn one_peer(State(sources): State<Sources>, Path(name): Path<String>) -> Response {
-    match peers::peer(&sources.reader.latest(), &name) {
-        Some(peer) => json_response(&peer),
-        None => error(StatusCode::NOT_FOUND, "the config has no peer of this name"),
-    }
-}
-
-async fn registries(State(sources): State<Sources>) -> Response {
-    json_response(&views::registries(&sources.aggregator.status.borrow()))
-}
-
-async fn routes(State(sources): State<Sources>) -> Response {
-    json_response(&views::routes(&sources.reader.latest()))
-}
-
-async fn all_endpoints(State(sources): State<Sources>) -> Response {
-    json_response(&endpoints::endpoints(&sources.reader.latest(), sources.dataplane.upstreams()))
-}
-
-async fn exposed(State(sources): State<Sources>) -> Response {
-    json_response(&views::exposed(&sources.reader.latest()))
-}
-
-async fn connections(State(sources): State<Sources>) -> Response {
-    let records = sources.dataplane.connections().await;
-    let gateway = sources.telemetry.gateway.load();
-    let views: Vec<Connection> = records.iter().map(|record| Connection::of(record, &gateway)).collect();
-    json_response(&views)
-}
-
-async fn failures(State(sources): State<Sources>) -> Response {
-    json_response(&overview::failures(&sources))
-}
-
-async fn gateways(State(sources): State<Sources>) -> Response {
-    json_response(&networks::gateways(&sources.reader.latest(), &sources.liveness.states()))
-}
-
-async fn networks_list(State(sources): State<Sources>) -> Response {
-    json_response(&networks::of(&sources))
-}
-
-async fn drains_list(State(sources): State<Sources>) -> Response {
-    json_response(&drains::drains(&sources).await)
-}
-
-async fn config(State(sources): State<Sources>) -> Response {
-    json_response(&(sources.program.load().in_use.0)())
 }

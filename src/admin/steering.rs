@@ -3,6 +3,7 @@
 
 use std::time::Duration;
 
+use super::scraped::Scraped;
 use isthmus_aggregator::liveness::Distances;
 use isthmus_api as api;
 use isthmus_decisions::steering::{Group, PARTS, STEPS, Source, Takes, own_least};
@@ -14,10 +15,17 @@ use isthmus_snapshot::demand::Demand;
 use isthmus_snapshot::networks::NetworkEntry;
 use isthmus_telemetry::exposition::{Exposition, Kind};
 
-/// The name of the metric.
-pub const METRIC: &str = "isthmus_steering_share";
-/// The `# HELP` text of the metric.
-pub const METRIC_HELP: &str = "Share of calls, from 0 to 1, that Envoys on the gateway's own network send to a network; for services with steering, on their first port. At most 10,000 series.";
+/// The metric of the shares of calls.
+const SHARE: (&str, &str) = (
+    "isthmus_steering_share",
+    "Share of calls, from 0 to 1, that Envoys on the gateway's own network send to a network; for services with steering, on their \
+     first port. At most 10,000 series.",
+);
+/// The shares of calls.
+pub(super) const METRICS: Scraped = Scraped {
+    descriptions: &[SHARE],
+    expose: |sources, exposition| expose(&sources.reader.latest(), exposition),
+};
 /// The largest number of series of the metric.
 const SERIES_MAX: usize = 10_000;
 
@@ -233,11 +241,11 @@ pub(super) fn as_percent(share: u32) -> String {
 }
 
 /// Adds the shares of steered services to the metrics of a scrape, as Envoys on this replica's network have them.
-pub(super) fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
+fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
     if !snapshot.policy.steers() {
         return;
     }
-    let family = exposition.family(METRIC, Kind::Gauge, METRIC_HELP);
+    let family = exposition.family(SHARE.0, Kind::Gauge, SHARE.1);
     let mut series = 0;
     for service in snapshot.services() {
         let groups = groups_here(snapshot, &service.name).unwrap_or_default();

@@ -4,6 +4,7 @@
 use std::cmp::Reverse;
 use std::time::Duration;
 
+use super::scraped::Scraped;
 use isthmus_dataplane::endpoint_state::{EndpointState, Percentiles};
 use isthmus_dataplane::upstreams::Upstreams;
 use isthmus_snapshot::candidates::EndpointKey;
@@ -15,13 +16,13 @@ const ENDPOINTS_MAX: usize = 100;
 /// A metric, its `# HELP` text, and the times that it has.
 type Metric = (&'static str, &'static str, fn(&EndpointState) -> Option<Percentiles>);
 
-const METRICS: [Metric; 2] = [
+const TIMES: [Metric; 2] = [
     (DESCRIPTIONS[0].0, DESCRIPTIONS[0].1, |state| state.answer),
     (DESCRIPTIONS[1].0, DESCRIPTIONS[1].1, |state| state.connect),
 ];
 
 /// The names and `# HELP` texts of the metrics.
-pub const DESCRIPTIONS: [(&str, &str); 2] = [
+const DESCRIPTIONS: [(&str, &str); 2] = [
     (
         "isthmus_endpoint_answer_seconds",
         "Longest waits of recent connections for a byte of the endpoint, by service port or route, endpoint and quantile (0.5 and \
@@ -34,14 +35,19 @@ pub const DESCRIPTIONS: [(&str, &str); 2] = [
     ),
 ];
 
-/// Adds the times of the slowest endpoints to the metrics of a scrape.
-pub(super) fn expose(upstreams: &Upstreams, exposition: &mut Exposition) {
+/// The times of the slowest endpoints.
+pub(super) const METRICS: Scraped = Scraped {
+    descriptions: &DESCRIPTIONS,
+    expose: |sources, exposition| expose(sources.dataplane.upstreams(), exposition),
+};
+
+fn expose(upstreams: &Upstreams, exposition: &mut Exposition) {
     let mut keys = Vec::new();
     upstreams.visit(|key, _| keys.push(key.clone()));
     let states = keys.into_iter().filter_map(|key| upstreams.state(&key).map(|state| (key, state)));
     for (key, state) in slowest(states.collect(), ENDPOINTS_MAX) {
         let address = key.address.to_string();
-        for (metric, help, times) in METRICS {
+        for (metric, help, times) in TIMES {
             let Some(times) = times(&state) else { continue };
             let family = exposition.family(metric, Kind::Gauge, help);
             for (quantile, time) in [("0.5", times.p50), ("0.99", times.p99)] {

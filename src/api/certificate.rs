@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::table::{Column, Listed, optional, text};
+
 /// The gateway's own certificate, or the roots of one trust domain.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -33,4 +35,15 @@ impl Certificate {
     pub fn subject(&self) -> String {
         self.identity.clone().unwrap_or_else(|| format!("roots of {}", self.trust_domain))
     }
+}
+
+impl Listed for Certificate {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("KIND", |certificate| text(&certificate.kind)),
+        ("TRUST DOMAIN", |certificate| text(&certificate.trust_domain)),
+        ("IDENTITY", |certificate| optional(certificate.identity.as_ref())),
+        ("STATE", |certificate| text(&certificate.state)),
+        ("NOT AFTER", |certificate| optional(certificate.not_after.as_ref())),
+        ("SERIAL", |certificate| optional(certificate.serial.as_ref())),
+    ];
 }

@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::table::{Column, Listed, list, optional, text};
+
 /// One xDS stream of a client.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -127,4 +129,20 @@ pub struct RefusedClient {
     pub last: String,
     /// The number of refusals of this client.
     pub count: u64,
+}
+
+impl Listed for Client {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NODE", |client| text(&client.node)),
+        ("PEER", |client| text(&client.peer)),
+        ("CLIENT", |client| text(&client.client)),
+        ("PROTOCOL", |client| text(&client.protocol)),
+        ("NETWORK", |client| text(&client.network)),
+        ("CLUSTER", |client| text(&client.cluster)),
+        ("SUBSCRIPTIONS", |client| list(&client.subscriptions)),
+        ("HELD BACK", |client| client.held_back.to_string()),
+        ("LAST ACK", |client| optional(client.last_ack.as_ref())),
+        ("NACKS", |client| client.nacks.to_string()),
+        ("LAST NACK", |client| optional(client.last_nack.as_ref())),
+    ];
 }

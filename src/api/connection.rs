@@ -6,6 +6,7 @@ use std::fmt::Display;
 
 use serde::{Deserialize, Serialize};
 
+use super::table::{self, Column, Listed, optional};
 use super::text::milliseconds;
 use isthmus_model::record::{ConnectionRecord, GatewayName};
 use isthmus_model::side::Side;
@@ -161,4 +162,30 @@ members! { |record, gateway|
         "`node.network` of the gateway that wrote the line.";
     gateway_cluster: String = gateway.cluster.to_string(),
         "`node.cluster` of the gateway that wrote the line.";
+}
+
+const ID: Column<Connection> = ("ID", |connection| connection.id.to_string());
+const TIME: Column<Connection> = ("TIME", |connection| table::text(&connection.time));
+const REASON: Column<Connection> = ("REASON", |connection| optional(connection.reason.as_ref()));
+const LISTENER: Column<Connection> = ("LISTENER", |connection| table::text(&connection.listener));
+const SOURCE: Column<Connection> = ("SOURCE", |connection| table::text(&connection.source));
+const CALLER: Column<Connection> = ("CALLER", |connection| optional(connection.source_identity.as_ref()));
+/// The server name or authority of a connection.
+const NAME: Column<Connection> = ("NAME", |connection| table::text(connection.name().unwrap_or_default()));
+const ROUTE: Column<Connection> = ("ROUTE", |connection| optional(connection.route.as_ref()));
+const ENDPOINT: Column<Connection> = ("ENDPOINT", |connection| optional(connection.endpoint.as_ref()));
+const DURATION: Column<Connection> = ("MS", |connection| format!("{:?}", connection.duration_ms));
+const DETAIL: Column<Connection> = ("DETAIL", |connection| optional(connection.detail.as_ref()));
+const UP: Column<Connection> = ("UP", |connection| connection.bytes_up.to_string());
+const DOWN: Column<Connection> = ("DOWN", |connection| connection.bytes_down.to_string());
+
+impl Connection {
+    /// The columns of failed connections.
+    pub const FAILED: &'static [Column<Self>] =
+        &[TIME, REASON, LISTENER, SOURCE, CALLER, NAME, ROUTE, ENDPOINT, DURATION, DETAIL];
+}
+
+impl Listed for Connection {
+    const COLUMNS: &'static [Column<Self>] =
+        &[ID, TIME, LISTENER, SOURCE, CALLER, NAME, ROUTE, ENDPOINT, DURATION, UP, DOWN];
 }

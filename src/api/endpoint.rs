@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::table::{Column, Listed, optional, text};
+
 /// An endpoint of a service, or of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 #[serde(default)]
@@ -86,4 +88,34 @@ pub struct LastFailure {
     pub in_a_row: u32,
     /// The kind of attempt that failed: `connection` or `check`.
     pub by: String,
+}
+
+impl Listed for Endpoint {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("SERVICE OR ROUTE", |endpoint| optional(endpoint.service.as_ref().or(endpoint.route.as_ref()))),
+        ("ADDRESS", |endpoint| text(&endpoint.address)),
+        ("CLUSTER", |endpoint| text(&endpoint.cluster)),
+        ("NETWORK", |endpoint| text(&endpoint.network)),
+        ("LOCALITY", |endpoint| text(&endpoint.locality)),
+        ("WEIGHT", |endpoint| endpoint.weight.to_string()),
+        ("STATE", |endpoint| text(&endpoint.state)),
+        ("STANDING", |endpoint| optional(endpoint.standing.as_ref())),
+        ("CONNECT", |endpoint| times(endpoint.connect)),
+        ("ANSWER", |endpoint| times(endpoint.answer)),
+        ("LAST FAILURE", |endpoint| failure(endpoint.last_failure.as_ref())),
+    ];
+}
+
+/// Returns times as a cell: `0.4/12.8 ms`, the median and the 99th percentile.
+fn times(times: Option<Times>) -> String {
+    optional(times.map(|times| format!("{:.1}/{:.1} ms", times.p50_ms, times.p99_ms)).as_ref())
+}
+
+/// Returns the last failure of an endpoint as a cell: `endpoint_refused, 8 in a row, at 2026-…`.
+pub(super) fn failure(last: Option<&LastFailure>) -> String {
+    let cell = |last: &LastFailure| {
+        let detail = last.detail.as_ref().map_or(String::new(), |detail| format!(": {detail}"));
+        format!("{}{detail}, {} in a row, at {}", last.reason, last.in_a_row, last.time)
+    };
+    optional(last.map(cell).as_ref())
 }

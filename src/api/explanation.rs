@@ -2,7 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::endpoint::LastFailure;
+use super::endpoint::{LastFailure, failure};
+use super::table::{Column, Listed, optional, text};
 use super::text::counted;
 
 /// The verdict on a name that is admitted.
@@ -191,4 +192,17 @@ impl RecentFailure {
             self.last_time, self.last_source
         )
     }
+}
+
+impl Listed for Candidate {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("ENDPOINT", |candidate| text(&candidate.address)),
+        ("CLUSTER", |candidate| text(&candidate.cluster)),
+        ("LOCALITY", |candidate| text(&candidate.locality)),
+        ("WEIGHT", |candidate| candidate.weight.to_string()),
+        ("STATE", |candidate| text(&candidate.state)),
+        ("ODDS", |candidate| format!("{:.1} %", candidate.odds * 100.0)),
+        ("LAST FAILURE", |candidate| failure(candidate.last_failure.as_ref())),
+        ("PROBE", |candidate| optional(candidate.probe.as_ref().map(Probe::text).as_ref())),
+    ];
 }

@@ -2,6 +2,8 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::table::{Column, Listed, list, optional, text};
+
 /// A listener of the gateway, or the DNS server.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -112,4 +114,58 @@ impl Default for Identities {
     fn default() -> Self {
         Self::not_checked()
     }
+}
+
+impl Listed for Exposed {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAME", |exposed| text(&exposed.name)),
+        ("LISTENER", |exposed| text(&exposed.listener)),
+        ("BY", |exposed| text(&exposed.by)),
+        ("LEADS TO", |exposed| list(&exposed.leads_to)),
+        ("TLS", |exposed| list(&exposed.tls)),
+        ("SOURCES", |exposed| text(&exposed.sources)),
+        ("IDENTITIES", |exposed| match &exposed.identities {
+            Identities::Words(words) => text(words),
+            Identities::Patterns(patterns) => list(patterns),
+        }),
+        ("HIDDEN BY", |exposed| list(&exposed.hidden_by)),
+    ];
+}
+
+impl Listed for Route {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAME", |route| text(&route.name)),
+        ("LISTENERS", |route| list(&route.listeners)),
+        ("LEADS TO", |route| list(&route.leads_to)),
+        ("ENDPOINTS", |route| optional(route.endpoints.as_ref())),
+    ];
+}
+
+/// Returns the admitted sources, and those that are refused although they are among them.
+fn sources(from: &[String], except: &[String]) -> String {
+    match (from, except) {
+        (_, []) => list(from),
+        ([], except) => format!("any except {}", list(except)),
+        (from, except) => format!("{} except {}", list(from), list(except)),
+    }
+}
+
+impl Listed for Listener {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAME", |listener| text(&listener.name)),
+        ("ADDRESS", |listener| optional(listener.address.as_ref())),
+        ("PROTOCOL", |listener| text(&listener.protocol)),
+        ("FROM", |listener| sources(&listener.from, &listener.except_from)),
+        ("ALPN", |listener| list(&listener.alpn)),
+        ("PROXY HEADER", |listener| text(&listener.proxy_protocol.text())),
+    ];
+}
+
+impl Listener {
+    /// The columns in `isthmus status`.
+    pub const IN_SHORT: [Column<Self>; 3] = [
+        ("LISTENER", |listener| text(&listener.name)),
+        ("ADDRESS", |listener| optional(listener.address.as_ref())),
+        ("PROTOCOL", |listener| text(&listener.protocol)),
+    ];
 }

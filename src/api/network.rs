@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use super::table::{Column, Listed, list, optional, text};
 use super::text::counted;
 
 /// A network of the mesh, with its address blocks and the numbers of its gateways and endpoints.
@@ -127,4 +128,35 @@ impl Gateway {
             ports.into_iter().filter_map(|(name, port)| Some(format!("{name} {}", port?))).collect();
         format!("{} {}", self.address, ports.join(", "))
     }
+}
+
+impl Listed for Network {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NAME", |network| text(&network.name)),
+        ("ACCESS", |network| text(&network.access)),
+        ("CIDRS", |network| list(&network.cidrs)),
+        ("GATEWAYS", |network| network.gateways.to_string()),
+        ("UP", |network| network.gateways_up.to_string()),
+        ("DISTANCE", |network| optional(network.distance.as_ref().map(|distance| distance.text()).as_ref())),
+        ("RING", |network| text(&network.ring())),
+        ("SHARE", |network| text(&network.percent())),
+        ("ENDPOINTS", |network| network.endpoints.to_string()),
+        ("READY WEIGHT", |network| network.ready_weight.to_string()),
+    ];
+}
+
+impl Listed for Gateway {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("NETWORK", |gateway| text(&gateway.network)),
+        ("ADDRESS", |gateway| text(&gateway.address)),
+        ("STANDS FOR", |gateway| list(&gateway.addresses)),
+        ("SNI", |gateway| optional(gateway.sni_port.as_ref())),
+        ("HBONE", |gateway| optional(gateway.hbone_port.as_ref())),
+        ("CLUSTER", |gateway| text(&gateway.cluster)),
+        ("LOCALITY", |gateway| text(&gateway.locality)),
+        ("WEIGHT", |gateway| gateway.weight.to_string()),
+        ("STATE", |gateway| text(&gateway.state)),
+        ("USABLE", |gateway| gateway.usable.to_string()),
+        ("WHY NOT", |gateway| optional(gateway.why.as_ref())),
+    ];
 }

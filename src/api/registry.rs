@@ -4,6 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
+use super::table::{Column, Listed, list, text};
+
 /// A registry with its state and the numbers of its objects.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(default)]
@@ -60,4 +62,20 @@ pub struct Report {
     pub left_out: BTreeMap<String, usize>,
     /// The problems of the registry, one line each.
     pub problems: Vec<String>,
+}
+
+impl Listed for Registry {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("REGISTRY", |registry| text(&registry.name)),
+        ("CLUSTER", |registry| text(&registry.cluster)),
+        ("NETWORK", |registry| text(&registry.network)),
+        ("STATE", |registry| text(&registry.state)),
+        ("SINCE", |registry| text(&registry.since)),
+        ("SERVICES", |registry| registry.services.to_string()),
+        ("ENDPOINTS", |registry| registry.endpoints.to_string()),
+        ("DENIED", |registry| {
+            (registry.denied_services + registry.denied_endpoints + registry.denied_addresses).to_string()
+        }),
+        ("PROBLEMS", |registry| list(&registry.problems)),
+    ];
 }

@@ -1,8 +1,10 @@
 //! Services of the mesh, with their ports and endpoints.
 
 use serde::{Deserialize, Serialize};
+use serde_json::Value;
 
 use super::endpoint::Endpoint;
+use super::table::{Table, list, text};
 
 /// A service in the list of services.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -61,4 +63,24 @@ pub struct ServiceDetail {
     pub conflicts: Vec<String>,
     /// The service's endpoints on every network.
     pub endpoints: Vec<Endpoint>,
+}
+
+/// Parses the list of services, and returns it as a table in which each port has a row.
+pub(crate) fn table(services: Value) -> serde_json::Result<Table> {
+    let all: Vec<Service> = serde_json::from_value(services)?;
+    let row = |service: &Service, port: &Port| {
+        vec![
+            text(&service.hostname),
+            text(&service.namespace),
+            format!("{}/{}", port.port, port.protocol),
+            list(&service.clusters),
+            port.endpoints_here.to_string(),
+            list(&port.exported_by),
+        ]
+    };
+    let rows = all.iter().flat_map(|service| service.ports.iter().map(move |port| row(service, port)));
+    Ok(Table {
+        heading: vec!["HOSTNAME", "NAMESPACE", "PORT", "CLUSTERS", "ENDPOINTS HERE", "EXPORTED BY"],
+        rows: rows.collect(),
+    })
 }

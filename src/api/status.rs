@@ -7,6 +7,7 @@ use serde::{Deserialize, Serialize};
 use super::client::RefusedClients;
 use super::listener::Listener;
 use super::registry::Registry;
+use super::table::{Column, Listed, text};
 
 /// The status of the program.
 #[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -270,4 +271,29 @@ pub struct Xds {
     pub clients: usize,
     /// The clients that were refused.
     pub refused: RefusedClients,
+}
+
+impl Listed for Problem {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("PROBLEM", |problem| text(&problem.code)),
+        ("TEXT", |problem| text(&problem.text)),
+        ("SEE", |problem| text(&problem.look_at)),
+    ];
+}
+
+impl Listed for Bandwidth {
+    const COLUMNS: &'static [Column<Self>] = &[
+        ("BANDWIDTH OF", |bandwidth| text(&bandwidth.of)),
+        ("LIMIT", |bandwidth| per_second(bandwidth.limit)),
+        ("UP", |bandwidth| per_second(bandwidth.bytes_up)),
+        ("DOWN", |bandwidth| per_second(bandwidth.bytes_down)),
+        ("SOURCES UP", |bandwidth| bandwidth.sources_up.to_string()),
+        ("SOURCES DOWN", |bandwidth| bandwidth.sources_down.to_string()),
+        ("BUSY UP", |bandwidth| bandwidth.busy_up.to_string()),
+        ("BUSY DOWN", |bandwidth| bandwidth.busy_down.to_string()),
+    ];
+}
+
+fn per_second(bytes: u64) -> String {
+    format!("{}/s", super::text::bytes(bytes as f64))
 }

@@ -36,6 +36,11 @@ pub fn counted(count: usize, thing: &str) -> String {
     format!("{count} {thing}{}", if count == 1 { "" } else { "s" })
 }
 
+/// Returns each value as text.
+pub fn texts<T: ToString>(all: &[T]) -> Vec<String> {
+    all.iter().map(ToString::to_string).collect()
+}
+
 /// Returns true for characters that are invisible, control a terminal, or change the display order of others (Unicode UAX #9).
 /// Names come from the network and may have such characters.
 pub fn is_deceptive(character: char) -> bool {

@@ -5,8 +5,9 @@ use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use clap::Args;
-use clap::builder::PossibleValuesParser;
+use clap::builder::{PossibleValue, PossibleValuesParser};
 
+use isthmus_api::requests;
 use isthmus_console::client;
 use isthmus_console::output::Format;
 use isthmus_document::scalar;
@@ -60,22 +61,12 @@ fn reasons() -> PossibleValuesParser {
     PossibleValuesParser::new(Reason::ALL.iter().map(|reason| reason.text()))
 }
 
-/// The lists that `isthmus get` shows.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, clap::ValueEnum)]
-pub(super) enum What {
-    #[value(alias = "svc")]
-    Services,
-    #[value(alias = "ep")]
-    Endpoints,
-    Routes,
-    Registries,
-    Config,
-    Gateways,
-    Clients,
-    Networks,
-    Connections,
-    Listeners,
-    Certificates,
+/// Takes the words of the answers that `isthmus get` shows.
+pub(super) fn shown() -> PossibleValuesParser {
+    let words = requests::ALL.iter().filter_map(|row| row.shown?.words.split_first());
+    PossibleValuesParser::new(
+        words.map(|(word, others)| PossibleValue::new(*word).aliases(others.iter().copied())),
+    )
 }
 
 /// Parses a duration in the form of the config.

@@ -20,11 +20,12 @@ use super::arguments::Reading;
 use isthmus_api::connection::Connection;
 use isthmus_api::explanation::Explanation;
 use isthmus_api::horizon::Horizon;
-use isthmus_api::listener::Listener;
+use isthmus_api::requests;
+use isthmus_api::table::Column;
 use isthmus_api::text::{clean, milliseconds};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
-use isthmus_console::output::{Colour, Column, Format, columns, paint, structured};
+use isthmus_console::output::{Colour, Format, columns, paint, structured};
 use isthmus_model::mesh_name::MeshName;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::dial_reason;
@@ -188,7 +189,7 @@ fn view(call: &Call, network: &str) -> Result<(Called, Vec<Way>), Failure> {
     let all: Vec<(&str, &str)> = all.into_iter().filter_map(|(key, value)| Some((key, value?))).collect();
     let begun = Instant::now();
     let mut called = Called { name: call.name.clone(), sni: String::new(), hops: Vec::new() };
-    let answer = client::get(&call.reading.admin.url(), &format!("/api/v1/horizon?{}", client::query(&all)))?;
+    let answer = client::get(&call.reading.admin.url(), &requests::HORIZON.with(&all))?;
     let view: Horizon = match answer.json() {
         Ok(value) => client::typed(value)?,
         // The service or its port is not known, or the question is wrong; the text says which.
@@ -225,11 +226,11 @@ fn listener(call: &Call) -> Result<(Called, Vec<Way>), Failure> {
     let mut parameters = vec![("sni", call.name.as_str())];
     parameters.extend(call.listener.as_deref().map(|name| ("listener", name)));
     let begun = Instant::now();
-    let explained = client::get(&admin, &format!("/api/v1/explain?{}", client::query(&parameters)))?;
+    let explained = client::get(&admin, &requests::EXPLAIN.with(&parameters))?;
     let explained: Explanation = client::typed(explained.json()?)?;
     let hop = Hop::new("route", begun, explained.reason.clone());
     let hop = hop.because(explained.rule.clone().unwrap_or_default());
-    let listeners: Vec<Listener> = client::typed(client::get(&admin, "/api/v1/listeners")?.json()?)?;
+    let listeners = client::read(&admin, &requests::LISTENERS)?;
     let bound = listeners.iter().find(|listener| listener.name == explained.listener);
     let address = bound.and_then(|listener| listener.address.as_ref()?.parse::<SocketAddr>().ok());
     let way = address.map(|address| Way { address: reachable(address), kind: "gateway" });
@@ -303,10 +304,10 @@ fn record_of(call: &Call, local: SocketAddr, has_arrived: bool) -> Result<Option
     let tries = if call.network.is_none() { RECORDED_TRIES } else { RECORDED_TRIES_ELSEWHERE };
     for attempt in (0..tries).rev() {
         // A failed connection is listed with its reason within moments of its end, and is a live one until then.
-        let paths = ["/api/v1/failures", "/api/v1/connections"];
-        let wanted = if has_arrived || attempt == 0 { &paths[..] } else { &paths[..1] };
-        for path in wanted {
-            let all: Vec<Connection> = client::typed(client::get(&admin, path)?.json()?)?;
+        let lists = [requests::FAILURES, requests::CONNECTIONS];
+        let wanted = if has_arrived || attempt == 0 { &lists[..] } else { &lists[..1] };
+        for list in wanted {
+            let all = client::read(&admin, list)?;
             let source = local.to_string();
             if let Some(found) = all.into_iter().find(|record| record.source == source) {
                 return Ok(Some(found));

@@ -14,6 +14,7 @@ use super::arguments::{Admin, time};
 use super::offline::{Names, Offline, offline};
 use isthmus_admin::problems::code::{Code, Severity};
 use isthmus_api::overview::{Overview, Refusal};
+use isthmus_api::requests;
 use isthmus_api::status::{Problem, Status};
 use isthmus_api::text::{clean, counted};
 use isthmus_console::client;
@@ -194,8 +195,7 @@ fn away(failure: &Failure) -> (Vec<Check>, Result<(), Failure>) {
 }
 
 fn overview(admin: &Admin) -> Result<Overview, Failure> {
-    let value = client::get(&admin.url(), "/api/v1/overview")?.json()?;
-    Ok(client::typed(value)?)
+    Ok(client::read(&admin.url(), &requests::OVERVIEW)?)
 }
 
 /// Returns the checks of a gateway in this state.

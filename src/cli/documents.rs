@@ -1,4 +1,4 @@
-//! Documents that are generated from the code: tables of reasons, problem codes, access log fields and metrics.
+//! Documents that are generated from the code: tables of reasons, problem codes, access log fields, metrics and requests.
 //! `ISTHMUS_BLESS=1 cargo test -p isthmus-cli documents` writes them.
 
 #[allow(dead_code, unreachable_pub, reason = "the end-to-end tests use the same file")]
@@ -8,11 +8,10 @@ mod pages;
 
 use std::fmt::Write as _;
 
-use isthmus_admin::{
-    check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics, steering,
-    time_metrics,
-};
+use isthmus_admin::problems;
+use isthmus_admin::server::SCRAPED;
 use isthmus_api::connection::FIELDS;
+use isthmus_api::requests::{self, Members};
 use isthmus_decisions::omitted::OmissionReason;
 use isthmus_model::alert::Alert;
 use isthmus_model::reason::Reason;
@@ -85,31 +84,35 @@ fn metrics() -> String {
         chart. This page is generated from the code.\n\n\
         | metric | meaning |\n|---|---|\n"
         .to_owned();
-    let others = [
-        (problems::METRIC, problems::METRIC_HELP),
-        (check_metrics::METRIC, check_metrics::METRIC_HELP),
-        (gateway_metrics::METRIC, gateway_metrics::METRIC_HELP),
-        (gateway_metrics::RTT, gateway_metrics::RTT_HELP),
-        (steering::METRIC, steering::METRIC_HELP),
-        (limit_metrics::METRIC, limit_metrics::METRIC_HELP),
-        (limit_metrics::BANDWIDTH, limit_metrics::BANDWIDTH_HELP),
-        limit_metrics::MEMORY[0],
-        limit_metrics::MEMORY[1],
-    ];
-    let of_registries = &registry_metrics::DESCRIPTIONS;
-    let mut all: Vec<_> = control::DESCRIPTIONS
-        .iter()
-        .chain(&others)
-        .chain(of_registries)
-        .chain(&peer_metrics::DESCRIPTIONS)
-        .chain(&time_metrics::DESCRIPTIONS)
-        .chain(process::DESCRIPTIONS)
-        .collect();
+    let scraped = SCRAPED.iter().flat_map(|scraped| scraped.descriptions);
+    let mut all: Vec<_> = control::DESCRIPTIONS.iter().chain(scraped).chain(process::DESCRIPTIONS).collect();
     all.sort();
     for (metric, meaning) in all {
         let _ = writeln!(text, "| `{metric}` | {meaning} |");
     }
     text
+}
+
+/// Returns the table of `docs/api.md`.
+fn requests() -> String {
+    let mut text = "| request | answer | members |\n|---|---|---|\n".to_owned();
+    for row in requests::ALL {
+        let members = match row.members {
+            Members::Golden(name) => format!("[{name}](../tests/golden/api/{name}.json)"),
+            Members::Text(text) => text.to_owned(),
+        };
+        let line =
+            format!("| `{} {}{}` | {} | {members} |", row.method.text(), row.path, row.query, row.answer);
+        let _ = writeln!(text, "{}", line.replace("  |", " |"));
+    }
+    text
+}
+
+/// Returns the page of the API with its table replaced.
+fn with_rest_of(kept: &str, table: &str) -> String {
+    let begin = kept.find("\n| request |").expect("docs/api.md has a table of requests") + 1;
+    let end = kept[begin..].find("\n\n").expect("text follows the table") + begin + 1;
+    format!("{}{table}{}", &kept[..begin], &kept[end..])
 }
 
 /// Returns the page of reasons with the part before its faults replaced.
@@ -119,8 +122,13 @@ fn with_faults_of(kept: &str, text: &str) -> String {
 }
 
 /// Returns the names and the texts of the generated pages of `docs`.
-fn generated() -> [(&'static str, String); 3] {
-    [("reasons.md", reasons_and_problems()), ("access-log.md", access_log()), ("metrics.md", metrics())]
+fn generated() -> [(&'static str, String); 4] {
+    [
+        ("reasons.md", reasons_and_problems()),
+        ("access-log.md", access_log()),
+        ("metrics.md", metrics()),
+        ("api.md", requests()),
+    ]
 }
 
 #[test]
@@ -129,7 +137,11 @@ fn documents_are_what_the_code_says() {
     for (name, text) in generated() {
         let path = folder.join(name);
         let kept = std::fs::read_to_string(&path).unwrap_or_default();
-        let text = if name == "reasons.md" { with_faults_of(&kept, &text) } else { text };
+        let text = match name {
+            "reasons.md" => with_faults_of(&kept, &text),
+            "api.md" => with_rest_of(&kept, &text),
+            _ => text,
+        };
         if std::env::var_os("ISTHMUS_BLESS").is_some() {
             std::fs::write(&path, &text).expect("written");
         } else {

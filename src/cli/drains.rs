@@ -10,6 +10,7 @@ use serde_json::{Map, Value, json};
 use super::arguments::{Admin, Reading};
 use super::orders;
 use isthmus_api::drain::{Drain, Ordered, Planned, Share};
+use isthmus_api::requests;
 use isthmus_api::text::{bytes, lasting};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
@@ -130,15 +131,14 @@ pub(super) fn order(order: &Order, out: &mut impl Write) -> Result<(), Failure> 
             put(key, value);
         }
     }
-    let path = match (order.plan, order.force, order.raise) {
-        (true, ..) => "/api/v1/drains/plan",
-        (_, true, true) => "/api/v1/drains?force&raise",
-        (_, true, false) => "/api/v1/drains?force",
-        (_, false, true) => "/api/v1/drains?raise",
-        (_, false, false) => "/api/v1/drains",
+    let switches = [("force", order.force), ("raise", order.raise)];
+    let switches = switches.iter().filter(|(_, is_on)| *is_on).map(|(name, _)| *name).collect::<Vec<_>>();
+    let path = match order.plan {
+        true => requests::PLAN_DRAIN.path.to_owned(),
+        false => format!("{}?{}", requests::ORDER_DRAIN.path, switches.join("&")),
     };
     let document = Value::Object(document).to_string();
-    let value = client::post_text(&order.admin.url(), path, &document, ANSWERED_WITHIN)?.json()?;
+    let value = client::post_text(&order.admin.url(), &path, &document, ANSWERED_WITHIN)?.json()?;
     let ordered: Ordered = client::typed(value)?;
     if order.plan {
         return Ok(planned(&ordered, out)?);
@@ -188,7 +188,7 @@ fn planned(ordered: &Ordered, out: &mut impl Write) -> std::io::Result<()> {
 }
 
 pub(super) fn list(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.url(), "/api/v1/drains")?.json()?;
+    let value = client::get(&reading.admin.url(), requests::DRAINS.path)?.json()?;
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }
@@ -235,6 +235,6 @@ pub(super) fn list(reading: &Reading, out: &mut impl Write) -> Result<(), Failur
 }
 
 pub(super) fn undrain(undrain: &Undrain, out: &mut impl Write) -> Result<(), Failure> {
-    let query = client::query(&[("kind", &undrain.kind), ("name", &undrain.name)]);
-    orders::print_response(client::post(&undrain.admin.url(), &format!("/api/v1/drains/end?{query}"))?, out)
+    let path = requests::END_DRAIN.with(&[("kind", &undrain.kind), ("name", &undrain.name)]);
+    orders::print_response(client::post(&undrain.admin.url(), &path)?, out)
 }

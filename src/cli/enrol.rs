@@ -7,8 +7,9 @@ use clap::Args;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::arguments::Admin;
-use isthmus_api::peer::{Invitation, Peer, Token, WrittenLink};
-use isthmus_api::text::{clean, encoded, lasting};
+use isthmus_api::peer::{Invitation, Token, WrittenLink};
+use isthmus_api::requests;
+use isthmus_api::text::{clean, lasting};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_peer::enrolment::JOIN_WITHIN;
@@ -86,8 +87,8 @@ pub(super) fn invite(arguments: &Invite, out: &mut impl Write) -> Result<(), Fai
         parameters.push(("address", &addresses));
     }
     parameters.extend(switches([("print", arguments.print), ("replace", arguments.replace)]));
-    let path = format!("/api/v1/peers/{}/invite", encoded(&arguments.name));
-    let value = client::post(&admin, &format!("{path}?{}", client::query(&parameters)))?.json()?;
+    let path = requests::INVITE_PEER.at(&arguments.name);
+    let value = client::post(&admin, &format!("{path}?{}", requests::query(&parameters)))?.json()?;
     let token: Token = client::typed(value)?;
     if !arguments.print {
         writeln!(out, "{}", token.token)?;
@@ -105,7 +106,8 @@ pub(super) fn invite(arguments: &Invite, out: &mut impl Write) -> Result<(), Fai
     ))?;
     let until = Instant::now() + Duration::from_secs(token.valid_seconds + 1);
     loop {
-        let invitation: Invitation = client::typed(client::get(&admin, &path)?.json()?)?;
+        let invitation: Invitation =
+            client::typed(client::get(&admin, &requests::INVITATION.at(&arguments.name))?.json()?)?;
         match (invitation.link, invitation.state.as_str()) {
             (Some(link), _) => return print(&link, out),
             (None, "open" | "redeemed") if Instant::now() < until => std::thread::sleep(LOOK_EVERY),
@@ -134,7 +136,7 @@ pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure
         }
     };
     let parameters: Vec<_> = switches([("print", arguments.print), ("replace", arguments.replace)]).collect();
-    let path = format!("/api/v1/peers/{}/join?{}", encoded(&arguments.name), client::query(&parameters));
+    let path = format!("{}?{}", requests::JOIN_PEER.at(&arguments.name), requests::query(&parameters));
     let value = client::post_text(&admin, &path, token.trim(), ANSWERED_WITHIN)?.json()?;
     let link: WrittenLink = client::typed(value)?;
     if arguments.print {
@@ -143,7 +145,7 @@ pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure
     writeln!(out, "{} is enrolled as {}", clean(&link.peer), clean(&link.identity))?;
     let begun = Instant::now();
     loop {
-        let peers: Vec<Peer> = client::typed(client::get(&admin, "/api/v1/peers")?.json()?)?;
+        let peers = client::read(&admin, &requests::PEERS)?;
         let peer = peers.into_iter().find(|peer| peer.name == arguments.name).unwrap_or_default();
         if peer.state == "live" {
             return Ok(writeln!(out, "the link is live")?);

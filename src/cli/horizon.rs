@@ -11,9 +11,11 @@ use super::offline::{Names, offline};
 use isthmus_admin::horizon::{Answer, HorizonError, HorizonRequest, horizon};
 use isthmus_aggregator::liveness::Distances;
 use isthmus_api::horizon::{Entry, Group, Horizon as View, Missing, Viewer};
+use isthmus_api::requests;
+use isthmus_api::table::{Column, list, text};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
-use isthmus_console::output::{Column, Format, columns, list, structured, text};
+use isthmus_console::output::{Format, columns, structured};
 
 #[derive(Debug, Args)]
 pub(super) struct Horizon {
@@ -97,8 +99,7 @@ pub(super) fn run(args: &Horizon, out: &mut impl Write) -> Result<(), Failure> {
     let value = match &args.config {
         Some(path) => of_file(args, path)?,
         None => {
-            let path = format!("/api/v1/horizon?{}", client::query(&args.parameters()));
-            client::get(&args.reading.admin.url(), &path)?.json()?
+            client::get(&args.reading.admin.url(), &requests::HORIZON.with(&args.parameters()))?.json()?
         }
     };
     // Without a service the answer is a list, which may be empty.

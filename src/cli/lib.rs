@@ -1,6 +1,6 @@
 //! The commands of `isthmus`: the command line, and the choice of the command that runs. The commands are in files of their own:
 //!
-//! - `call`: a call as a client would make it. `read`, `traces`, `horizon`, `watch`, `top`, `peers`: the state of a gateway; `tables`: its lists as tables.
+//! - `call`: a call as a client would make it. `read`, `traces`, `horizon`, `watch`, `top`, `peers`: the state of a gateway.
 //! - `orders`, `drains`: changes of the running gateway. `enrol`, `plan`: links with other organisations.
 //! - `check`, `validate`: problems of a gateway and of a config file. `config_file`: where that file is, and how it is loaded.
 //!   `offline`: a config with its registries, read without a gateway.
@@ -30,7 +30,6 @@ mod peers;
 mod plan;
 mod read;
 mod registry;
-mod tables;
 mod top;
 mod traces;
 mod validate;
@@ -42,7 +41,7 @@ use std::process::ExitCode;
 
 use clap::{CommandFactory, Parser, Subcommand};
 
-use arguments::{Admin, Explain, Filter, Reading, What};
+use arguments::{Admin, Explain, Filter, Reading};
 use config_file::config_path;
 use isthmus_app as app;
 use isthmus_config as config;
@@ -155,8 +154,8 @@ enum Command {
     /// List services, endpoints, routes, registries, connections, …
     #[command(after_help = examples::GET)]
     Get {
-        #[arg(value_enum)]
-        what: What,
+        #[arg(value_parser = arguments::shown())]
+        what: String,
         #[command(flatten)]
         reading: Reading,
     },
@@ -316,7 +315,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Top(admin) => top::run(&admin),
         Command::Exposed(reading) => read::exposed(&reading, out),
         Command::Failures { filter, reading } => read::failures(&reading, &filter, out),
-        Command::Get { what, reading } => read::get(what, &reading, out),
+        Command::Get { what, reading } => read::get(&what, &reading, out),
         Command::Check(arguments) => check::run(&arguments, out),
         Command::Watch { what, reading } => watch::run(what, &reading, out),
         Command::Reload(admin) => orders::reload(&admin, out),

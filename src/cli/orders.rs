@@ -7,6 +7,7 @@ use clap::{Args, Subcommand};
 
 use super::arguments::Admin;
 use super::examples;
+use isthmus_api::requests;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output;
@@ -55,13 +56,14 @@ fn endpoint_address(text: &str) -> Result<String, String> {
 }
 
 pub(super) fn stop(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    print_response(client::post(&admin.url(), "/api/v1/drain")?, out)
+    print_response(client::post(&admin.url(), requests::STOP.path)?, out)
 }
 
 pub(super) fn upgrade(admin: &Admin, waits: bool, out: &mut impl Write) -> Result<(), Failure> {
+    let path = requests::UPGRADE.path;
     let (path, patience) = match waits {
-        true => ("/api/v1/upgrade?wait", WAITED_WITHIN),
-        false => ("/api/v1/upgrade", UPGRADED_WITHIN),
+        true => (&*format!("{path}?wait"), WAITED_WITHIN),
+        false => (path, UPGRADED_WITHIN),
     };
     loop {
         let answer = client::post_text(&admin.url(), path, "", patience)?;
@@ -74,21 +76,22 @@ pub(super) fn upgrade(admin: &Admin, waits: bool, out: &mut impl Write) -> Resul
 }
 
 pub(super) fn close(id: u64, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    print_response(client::post(&admin.url(), &format!("/api/v1/connections/close?id={id}"))?, out)
+    let path = requests::CLOSE_CONNECTION.with(&[("id", &id.to_string())]);
+    print_response(client::post(&admin.url(), &path)?, out)
 }
 
 pub(super) fn accept_registry(name: &str, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    let path = format!("/api/v1/registries/accept?{}", client::query(&[("name", name)]));
+    let path = requests::ACCEPT_REGISTRY.with(&[("name", name)]);
     print_response(client::post(&admin.url(), &path)?, out)
 }
 
 pub(super) fn log_level(level: &str, admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    let path = format!("/api/v1/log-level?{}", client::query(&[("level", level)]));
+    let path = requests::LOG_LEVEL.with(&[("level", level)]);
     print_response(client::post(&admin.url(), &path)?, out)
 }
 
 pub(super) fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::post(&admin.url(), "/api/v1/reload")?.json()?;
+    let value = client::post(&admin.url(), requests::RELOAD.path)?.json()?;
     if let Some(problems) = value["problems"].as_array() {
         for problem in problems {
             writeln!(out, "{}", output::cell(problem))?;
@@ -99,15 +102,14 @@ pub(super) fn reload(admin: &Admin, out: &mut impl Write) -> Result<(), Failure>
 }
 
 pub(super) fn endpoint(order: &EndpointOrder, out: &mut impl Write) -> Result<(), Failure> {
-    let (word, arguments) = match order {
-        EndpointOrder::Drain(arguments) => ("drain", arguments),
-        EndpointOrder::Disable(arguments) => ("disable", arguments),
-        EndpointOrder::Enable(arguments) => ("enable", arguments),
+    let (request, arguments) = match order {
+        EndpointOrder::Drain(arguments) => (requests::DRAIN_ENDPOINT, arguments),
+        EndpointOrder::Disable(arguments) => (requests::DISABLE_ENDPOINT, arguments),
+        EndpointOrder::Enable(arguments) => (requests::ENABLE_ENDPOINT, arguments),
     };
     let service = arguments.service.as_deref().map(|service| ("service", service));
     let parameters: Vec<_> = [("address", &*arguments.address)].into_iter().chain(service).collect();
-    let path = format!("/api/v1/endpoints/{word}?{}", client::query(&parameters));
-    print_response(client::post(&arguments.admin.url(), &path)?, out)
+    print_response(client::post(&arguments.admin.url(), &request.with(&parameters))?, out)
 }
 
 /// Prints the response to a command that changes something.
@@ -116,7 +118,7 @@ pub(super) fn print_response(answer: client::ApiResponse, out: &mut impl Write) 
 }
 
 pub(super) fn healthcheck(admin: &Admin, out: &mut impl Write) -> Result<(), Failure> {
-    let answer = client::get(&admin.url(), "/readyz?verbose")?;
+    let answer = client::get(&admin.url(), &format!("{}?verbose", requests::READYZ.path))?;
     write!(out, "{}", answer.body)?;
     if answer.status == 200 { Ok(()) } else { Err(Failure::Reported) }
 }

@@ -4,9 +4,11 @@ use std::io::Write;
 
 use super::arguments::Reading;
 use isthmus_api::peer::{Link, Peer};
+use isthmus_api::requests;
+use isthmus_api::table::{Column, optional, text};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
-use isthmus_console::output::{Colour, Column, Format, columns, optional, paint, structured, text};
+use isthmus_console::output::{Colour, Format, columns, paint, structured};
 
 const PEERS: [Column<Peer>; 9] = [
     ("PEER", |peer| text(&peer.name)),
@@ -31,7 +33,7 @@ struct Row<'a> {
 
 /// Runs `isthmus peers`.
 pub(super) fn run(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.url(), "/api/v1/peers")?.json()?;
+    let value = client::get(&reading.admin.url(), requests::PEERS.path)?.json()?;
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }

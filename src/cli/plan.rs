@@ -15,12 +15,14 @@ use super::offline::{Names, offline};
 use isthmus_admin::peers;
 use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_api as api;
-use isthmus_api::peer::{Exchanged, Peer, PeerDetail};
+use isthmus_api::peer::{Exchanged, PeerDetail};
+use isthmus_api::requests;
 use isthmus_api::service::Service as Listed;
-use isthmus_api::text::encoded;
+use isthmus_api::table::text;
+use isthmus_api::text::texts;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
-use isthmus_console::output::{Colour, Format, paint, structured, text};
+use isthmus_console::output::{Colour, Format, paint, structured};
 use isthmus_model::endpoint::Endpoint;
 use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::name::HostName;
@@ -140,7 +142,7 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
 
 /// Writes to stderr that the gateway already uses the file, if it does.
 fn note_if_in_use(file: &Path, admin: &str) -> Result<(), Failure> {
-    let status: api::status::Status = client::typed(client::get(admin, "/api/v1/status")?.json()?)?;
+    let status = client::read(admin, &requests::STATUS)?;
     let in_use = Path::new(&status.config.path).canonicalize().ok();
     if status.config.file_is_running && in_use.is_some() && in_use == file.canonicalize().ok() {
         let file = text(&file.display().to_string());
@@ -151,10 +153,6 @@ fn note_if_in_use(file: &Path, admin: &str) -> Result<(), Failure> {
         )?;
     }
     Ok(())
-}
-
-fn texts<T: ToString>(all: &[T]) -> Vec<String> {
-    all.iter().map(ToString::to_string).collect()
 }
 
 fn of_file(path: &Path) -> Result<Snapshot, Failure> {
@@ -177,8 +175,7 @@ fn modes_of(snapshot: &Snapshot) -> Modes {
 }
 
 fn modes_of_gateway(admin: &str) -> Result<Modes, Failure> {
-    let endpoints: Vec<api::endpoint::Endpoint> =
-        client::typed(client::get(admin, "/api/v1/endpoints")?.json()?)?;
+    let endpoints = client::read(admin, &requests::ENDPOINTS)?;
     let mut modes = Modes::new();
     for api::endpoint::Endpoint { service, tls, .. } in endpoints {
         if let Some(service) = service {
@@ -190,13 +187,13 @@ fn modes_of_gateway(admin: &str) -> Result<Modes, Failure> {
 
 /// Requests the peers and the services from the running gateway.
 fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>), Failure> {
-    let all: Vec<Peer> = client::typed(client::get(admin, "/api/v1/peers")?.json()?)?;
+    let all = client::read(admin, &requests::PEERS)?;
     let mut peers = Vec::with_capacity(all.len());
     for peer in all {
-        let path = format!("/api/v1/peers/{}", encoded(&peer.name));
-        peers.push(client::typed::<PeerDetail>(client::get(admin, &path)?.json()?)?);
+        let detail = client::get(admin, &requests::PEER.at(&peer.name))?;
+        peers.push(client::typed::<PeerDetail>(detail.json()?)?);
     }
-    let mut services: Vec<Listed> = client::typed(client::get(admin, "/api/v1/services")?.json()?)?;
+    let mut services: Vec<Listed> = client::read(admin, &requests::SERVICES)?;
     let imported: BTreeSet<&str> =
         peers.iter().flat_map(|peer| &peer.imported).map(|service| &*service.service).collect();
     services.retain(|service| !imported.contains(&*service.hostname));

@@ -5,24 +5,23 @@ use std::io::Write;
 use std::path::Path;
 use std::time::{Duration, SystemTime};
 
-use serde::de::DeserializeOwned;
 use serde_json::Value;
 
-use super::arguments::{Explain, Filter, Reading, What};
+use super::arguments::{Explain, Filter, Reading};
 use super::offline::{Names, offline};
-use super::tables;
 use super::watch::Contact;
 use isthmus_admin::explain::{ExplainRequest, Explanation, explain as explain_name};
 use isthmus_api::connection::Connection;
-use isthmus_api::explanation::Explanation as ExplanationView;
-use isthmus_api::service::Service;
-use isthmus_api::status::{Memory, Status};
+use isthmus_api::explanation::{Candidate, Explanation as ExplanationView};
+use isthmus_api::listener::{Exposed, Listener};
+use isthmus_api::registry::Registry;
+use isthmus_api::requests::{self, Row};
+use isthmus_api::status::{Bandwidth, Memory, Status};
+use isthmus_api::table::{Listed, Table, list, text};
 use isthmus_api::text::clean;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
-use isthmus_console::output::{
-    Colour, Column, Format, columns, list, one_of_many, paint, rows, structured, table, text,
-};
+use isthmus_console::output::{Colour, Format, columns, one_of_many, paint, structured, tabular};
 use isthmus_telemetry::clock::rfc3339;
 
 /// The interval between two requests of a command with `--watch`.
@@ -76,7 +75,7 @@ fn explain_live(args: &Explain) -> Result<Value, Failure> {
     parameters.extend(to.as_deref().map(|local| ("to", local)));
     parameters.extend(alpn.as_deref().map(|names| ("alpn", names)));
     parameters.extend(args.listener.as_deref().map(|name| ("listener", name)));
-    let path = format!("/api/v1/explain?{}", client::query(&parameters));
+    let path = requests::EXPLAIN.with(&parameters);
     let answer = match args.probe {
         true => client::post(&args.reading.admin.url(), &path)?,
         false => client::get(&args.reading.admin.url(), &path)?,
@@ -99,7 +98,7 @@ pub(super) fn print_explanation(view: &ExplanationView, out: &mut impl Write) ->
     if !view.candidates.is_empty() {
         writeln!(out)?;
         let probed = view.candidates.iter().any(|candidate| candidate.probe.is_some());
-        let shown = &tables::CANDIDATES[..tables::CANDIDATES.len() - usize::from(!probed)];
+        let shown = &Candidate::COLUMNS[..Candidate::COLUMNS.len() - usize::from(!probed)];
         columns(out, shown, &view.candidates)?;
     }
     for warning in &view.warnings {
@@ -119,23 +118,13 @@ pub(super) fn print_explanation(view: &ExplanationView, out: &mut impl Write) ->
     Ok(())
 }
 
-/// Requests a list, and prints it as a table of these columns, or unchanged in the other formats.
-fn list_of<T: DeserializeOwned>(
-    reading: &Reading,
-    path: &str,
-    shown: &[Column<T>],
-    out: &mut impl Write,
-) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.url(), path)?.json()?;
+/// Runs `isthmus exposed`.
+pub(super) fn exposed(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    let value = client::get(&reading.admin.url(), requests::EXPOSED.path)?.json()?;
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }
-    Ok(columns(out, shown, &client::typed::<Vec<T>>(value)?)?)
-}
-
-/// Runs `isthmus exposed`.
-pub(super) fn exposed(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    list_of(reading, "/api/v1/exposed", &tables::EXPOSED, out)
+    Ok(columns(out, Exposed::COLUMNS, &client::typed::<Vec<Exposed>>(value)?)?)
 }
 
 /// A connection as received from the API, as JSON for output and deserialised for the filter.
@@ -149,7 +138,7 @@ impl Received {
     fn print(&self, format: Format, out: &mut impl Write) -> Result<(), Failure> {
         match format {
             Format::Table => {
-                for row in rows(&tables::FAILURES, std::slice::from_ref(&self.connection)) {
+                for row in Table::of(Connection::FAILED, std::slice::from_ref(&self.connection)).rows {
                     writeln!(out, "{}", row.join("  "))?;
                 }
             }
@@ -161,7 +150,7 @@ impl Received {
 
 /// Requests failed connections and applies the filter.
 fn failed(reading: &Reading, filter: &Filter) -> Result<Vec<Received>, Failure> {
-    let value = client::get(&reading.admin.url(), "/api/v1/failures")?.json()?;
+    let value = client::get(&reading.admin.url(), requests::FAILURES.path)?.json()?;
     let since = filter.since.map(|since| rfc3339(SystemTime::now() - since));
     let is_wanted = |connection: &Connection| {
         let name = filter.name.as_deref();
@@ -186,7 +175,7 @@ pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write)
     match reading.output {
         Format::Table => {
             let all: Vec<Connection> = received.iter().map(|one| one.connection.clone()).collect();
-            columns(out, &tables::FAILURES, &all)?;
+            columns(out, Connection::FAILED, &all)?;
         }
         _ if filter.watch => received.iter().rev().try_for_each(|one| one.print(reading.output, out))?,
         format => structured(out, &received.iter().map(|one| one.value.clone()).collect(), format)?,
@@ -210,47 +199,17 @@ pub(super) fn failures(reading: &Reading, filter: &Filter, out: &mut impl Write)
 }
 
 /// Runs `isthmus get`.
-pub(super) fn get(what: What, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    match what {
-        What::Services => services(reading, out),
-        What::Endpoints => list_of(reading, "/api/v1/endpoints", &tables::ENDPOINTS, out),
-        What::Config => {
-            let value = client::get(&reading.admin.url(), "/api/v1/config")?.json()?;
-            // The config is a tree, which cannot be shown as a table.
-            let format = if reading.output == Format::Table { Format::Yaml } else { reading.output };
-            Ok(structured(out, &value, format)?)
-        }
-        What::Registries => list_of(reading, "/api/v1/registries", &tables::REGISTRIES, out),
-        What::Routes => list_of(reading, "/api/v1/routes", &tables::ROUTES, out),
-        What::Clients => list_of(reading, "/api/v1/clients", &tables::CLIENTS, out),
-        What::Gateways => list_of(reading, "/api/v1/gateways", &tables::GATEWAYS, out),
-        What::Networks => list_of(reading, "/api/v1/networks", &tables::NETWORKS, out),
-        What::Connections => list_of(reading, "/api/v1/connections", &tables::CONNECTIONS, out),
-        What::Certificates => list_of(reading, "/api/v1/certificates", &tables::CERTIFICATES, out),
-        What::Listeners => list_of(reading, "/api/v1/listeners", &tables::LISTENERS, out),
+pub(super) fn get(what: &str, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
+    let words = |row: &&Row| row.shown.is_some_and(|shown| shown.words.contains(&what));
+    let row = requests::ALL.iter().find(words);
+    let Some((path, shown)) = row.and_then(|row| Some((row.path, row.shown?))) else { return Ok(()) };
+    let value = client::get(&reading.admin.url(), path)?.json()?;
+    match (reading.output, shown.table) {
+        (Format::Table, Some(table)) => Ok(tabular(out, &table(value).map_err(client::mismatch)?)?),
+        // A tree cannot be shown as a table.
+        (Format::Table, None) => Ok(structured(out, &value, Format::Yaml)?),
+        (format, _) => Ok(structured(out, &value, format)?),
     }
-}
-
-fn services(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.url(), "/api/v1/services")?.json()?;
-    if reading.output != Format::Table {
-        return Ok(structured(out, &value, reading.output)?);
-    }
-    let services: Vec<Service> = client::typed(value)?;
-    let mut rows = Vec::new();
-    for service in &services {
-        for port in &service.ports {
-            rows.push(vec![
-                text(&service.hostname),
-                text(&service.namespace),
-                format!("{}/{}", port.port, port.protocol),
-                list(&service.clusters),
-                port.endpoints_here.to_string(),
-                list(&port.exported_by),
-            ]);
-        }
-    }
-    Ok(table(out, &["HOSTNAME", "NAMESPACE", "PORT", "CLUSTERS", "ENDPOINTS HERE", "EXPORTED BY"], &rows)?)
 }
 
 /// The number of limits of bandwidth that `isthmus status` shows.
@@ -258,7 +217,7 @@ const BANDWIDTH_MAX: usize = 10;
 
 /// Runs `isthmus status`.
 pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.url(), "/api/v1/status")?.json()?;
+    let value = client::get(&reading.admin.url(), requests::STATUS.path)?.json()?;
     if reading.output != Format::Table {
         return Ok(structured(out, &value, reading.output)?);
     }
@@ -318,16 +277,16 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     writeln!(out, "memory {level}: {} MiB used of a budget of {} MiB", used >> 20, budget >> 20)?;
     if !status.listeners.is_empty() {
         writeln!(out)?;
-        columns(out, &tables::LISTENERS_IN_SHORT, &status.listeners)?;
+        columns(out, &Listener::IN_SHORT, &status.listeners)?;
     }
     if !status.limits.bandwidth.is_empty() {
         writeln!(out)?;
         let shown = status.limits.bandwidth.len().min(BANDWIDTH_MAX);
-        columns(out, &tables::BANDWIDTH, &status.limits.bandwidth[..shown])?;
+        columns(out, Bandwidth::COLUMNS, &status.limits.bandwidth[..shown])?;
     }
     if !status.registries.is_empty() {
         writeln!(out)?;
-        columns(out, &tables::REGISTRIES, &status.registries)?;
+        columns(out, Registry::COLUMNS, &status.registries)?;
     }
     Ok(())
 }

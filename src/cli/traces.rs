@@ -5,16 +5,18 @@ use std::io::Write;
 use super::arguments::Reading;
 use super::read::print_explanation;
 use isthmus_api::connection::FIELDS;
+use isthmus_api::requests;
+use isthmus_api::table::text;
 use isthmus_api::trace::{Trace, TracedConnection};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
-use isthmus_console::output::{Colour, Format, cell, paint, structured, text};
+use isthmus_console::output::{Colour, Format, cell, paint, structured};
 use isthmus_model::reason::Reason;
 use isthmus_model::trace::TraceId;
 
 /// Shows the connections of a trace. Fails if there is none, or if one of them was refused or failed.
 pub(super) fn explain(trace: TraceId, reading: &Reading, out: &mut impl Write) -> Result<(), Failure> {
-    let value = client::get(&reading.admin.url(), &format!("/api/v1/traces/{trace}"))?.json()?;
+    let value = client::get(&reading.admin.url(), &requests::TRACE.at(&trace.to_string()))?.json()?;
     let found: Trace = client::typed(value.clone())?;
     if found.connections.is_empty() {
         return Err(Failure::Wrong(format!(

@@ -9,13 +9,14 @@ use serde::de::DeserializeOwned;
 use serde_json::json;
 
 use super::arguments::Reading;
-use super::tables;
 use isthmus_api::connection::Connection;
 use isthmus_api::endpoint::Endpoint;
+use isthmus_api::requests;
 use isthmus_api::status::Problem;
+use isthmus_api::table::{Listed, Table};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
-use isthmus_console::output::{Format, one_of_many, rows};
+use isthmus_console::output::{Format, one_of_many};
 use isthmus_telemetry::clock::rfc3339;
 
 /// The interval at which the list is requested from the gateway.
@@ -80,8 +81,8 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 (None, Some(_)) => Some(How::Failed),
                 _ => None,
             };
-            let cells = |all: &[Connection]| rows(&tables::FAILURES, all);
-            Watch { path: "/api/v1/failures", within: "", key, told, cells }.run(reading, out)
+            let cells = |all: &[Connection]| Table::of(Connection::FAILED, all).rows;
+            Watch { path: requests::FAILURES.path, within: "", key, told, cells }.run(reading, out)
         }
         Followed::Connections => {
             let key = |open: &Connection| (open.time.clone(), open.id.to_string());
@@ -90,8 +91,8 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 (Some(_), None) => Some(How::Closed),
                 _ => None,
             };
-            let cells = |all: &[Connection]| rows(&tables::CONNECTIONS, all);
-            Watch { path: "/api/v1/connections", within: "", key, told, cells }.run(reading, out)
+            let cells = |all: &[Connection]| Table::of(Connection::COLUMNS, all).rows;
+            Watch { path: requests::CONNECTIONS.path, within: "", key, told, cells }.run(reading, out)
         }
         Followed::Endpoints => {
             let key = |endpoint: &Endpoint| {
@@ -105,8 +106,8 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 (Some(old), Some(new)) => (looks(old) != looks(new)).then_some(How::Changed),
                 (None, None) => None,
             };
-            let cells = |all: &[Endpoint]| rows(&tables::ENDPOINTS, all);
-            Watch { path: "/api/v1/endpoints", within: "", key, told, cells }.run(reading, out)
+            let cells = |all: &[Endpoint]| Table::of(Endpoint::COLUMNS, all).rows;
+            Watch { path: requests::ENDPOINTS.path, within: "", key, told, cells }.run(reading, out)
         }
         Followed::Problems => {
             // The text of a problem may have numbers that change while the problem stays the same.
@@ -116,8 +117,8 @@ pub(super) fn run(followed: Followed, reading: &Reading, out: &mut impl Write) -
                 (Some(_), None) => Some(How::Ended),
                 _ => None,
             };
-            let cells = |all: &[Problem]| rows(&tables::PROBLEMS, all);
-            Watch { path: "/api/v1/status", within: "/problems", key, told, cells }.run(reading, out)
+            let cells = |all: &[Problem]| Table::of(Problem::COLUMNS, all).rows;
+            Watch { path: requests::STATUS.path, within: "/problems", key, told, cells }.run(reading, out)
         }
     }
 }

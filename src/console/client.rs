@@ -5,7 +5,6 @@ use std::path::Path;
 use std::time::Duration;
 
 use http_body_util::{BodyExt, Full};
-use hyper::Request;
 use hyper::body::Bytes;
 use hyper_util::rt::TokioIo;
 use serde::de::DeserializeOwned;
@@ -13,7 +12,7 @@ use serde_json::Value;
 use tokio::io::{AsyncRead, AsyncWrite};
 use tokio::net::{TcpStream, UnixStream};
 
-use isthmus_api::text::encoded;
+use isthmus_api::requests::Request;
 
 /// The time within which a response must be complete.
 const PATIENCE: Duration = Duration::from_secs(10);
@@ -85,9 +84,17 @@ impl ApiResponse {
 
 /// Deserialises a value of the API.
 pub fn typed<T: DeserializeOwned>(value: Value) -> Result<T, ClientError> {
-    serde_json::from_value(value).map_err(|error| {
-        ClientError::Refused(format!("the answer does not match the admin API of this version: {error}"))
-    })
+    serde_json::from_value(value).map_err(mismatch)
+}
+
+/// Returns the failure for an answer of another type than the one that was expected.
+pub fn mismatch(error: serde_json::Error) -> ClientError {
+    ClientError::Refused(format!("the answer does not match the admin API of this version: {error}"))
+}
+
+/// Requests a value by `GET`.
+pub fn read<T: DeserializeOwned>(admin: &str, request: &Request<T>) -> Result<T, ClientError> {
+    typed(get(admin, request.path)?.json()?)
 }
 
 /// Sends a `GET` for a path below an admin URL (`http://host:port`, `host:port`, or `unix:/path`).
@@ -136,9 +143,8 @@ pub async fn ask(admin: &str, method: &str, path: &str) -> Result<ApiResponse, C
 
 async fn send(admin: &str, method: &str, path: &str, sent: Sent<'_>) -> Result<ApiResponse, ClientError> {
     let server = Server::parse(admin)?;
-    // A probe of endpoints ends before the response begins.
-    let is_quick = method == "GET" && !path.contains("probe");
-    let begins_within = if is_quick { BEGINS_WITHIN } else { sent.patience };
+    // An order, or a probe of endpoints, which is a POST too, ends before the response begins.
+    let begins_within = if method == "GET" { BEGINS_WITHIN } else { sent.patience };
     let unreachable = |cause: String| ClientError::Unreachable { url: admin.to_owned(), cause };
     match tokio::time::timeout(sent.patience, exchange(server, begins_within, method, path, sent.text)).await
     {
@@ -200,7 +206,7 @@ async fn exchange(
         Server::Socket(_) => "localhost",
         Server::Host(host) => host,
     };
-    let request = Request::builder()
+    let request = hyper::Request::builder()
         .method(method)
         .uri(path)
         .header("host", host)
@@ -215,7 +221,7 @@ async fn exchange(
 
 async fn exchange_over(
     stream: impl AsyncRead + AsyncWrite + Unpin + Send + 'static,
-    request: Request<Full<Bytes>>,
+    request: hyper::Request<Full<Bytes>>,
     begins_within: Duration,
 ) -> Result<ApiResponse, Failed> {
     let (mut sender, connection) = hyper::client::conn::http1::handshake(TokioIo::new(stream)).await?;
@@ -236,11 +242,6 @@ async fn exchange_over(
             answered.await
         }
     }
-}
-
-/// Returns the query string of these parameters, percent-encoded.
-pub fn query(parameters: &[(&str, &str)]) -> String {
-    parameters.iter().map(|(key, value)| format!("{key}={}", encoded(value))).collect::<Vec<_>>().join("&")
 }
 
 #[cfg(test)]
@@ -280,10 +281,5 @@ mod tests {
             let text = get(admin, "/").err().map(|error| error.to_string()).unwrap_or_default();
             assert!(text.contains(wanted) && !text.contains("secret"), "{text}");
         }
-    }
-
-    #[test]
-    fn parameters_are_percent_encoded() {
-        assert_eq!(query(&[("sni", "a_b.c"), ("alpn", "h2,é &")]), "sni=a_b.c&alpn=h2%2C%C3%A9%20%26");
     }
 }

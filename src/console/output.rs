@@ -6,7 +6,7 @@ use std::sync::LazyLock;
 use serde_json::Value;
 use unicode_width::{UnicodeWidthChar, UnicodeWidthStr};
 
-use isthmus_api::text::clean;
+use isthmus_api::table::{Column, Table};
 
 /// The output format of a command.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, clap::ValueEnum)]
@@ -147,37 +147,17 @@ pub fn cell(value: &Value) -> String {
     }
 }
 
-/// A column of a table of `T`: its heading, and the function that returns the cell of a row.
-pub type Column<T> = (&'static str, fn(&T) -> String);
-
 /// Prints a list as a table of these columns, or prints `none` if the list is empty.
 pub fn columns<T>(out: &mut impl Write, columns: &[Column<T>], items: &[T]) -> io::Result<()> {
-    if items.is_empty() {
+    tabular(out, &Table::of(columns, items))
+}
+
+/// Prints a table, or prints `none` if it has no row.
+pub fn tabular(out: &mut impl Write, all: &Table) -> io::Result<()> {
+    if all.rows.is_empty() {
         return writeln!(out, "none");
     }
-    let heading: Vec<&str> = columns.iter().map(|(heading, _)| *heading).collect();
-    table(out, &heading, &rows(columns, items))
-}
-
-/// Returns the rows of a table.
-pub fn rows<T>(columns: &[Column<T>], items: &[T]) -> Vec<Vec<String>> {
-    items.iter().map(|item| columns.iter().map(|(_, cell)| cell(item)).collect()).collect()
-}
-
-/// Returns a text as a cell of a table; an empty text becomes `-`. Texts come from the network, so characters that could
-/// control the terminal are written as codes.
-pub fn text(text: &str) -> String {
-    if text.is_empty() { "-".to_owned() } else { clean(text) }
-}
-
-/// Returns an optional value as a cell of a table.
-pub fn optional(value: Option<&impl ToString>) -> String {
-    value.map_or_else(|| "-".to_owned(), |value| text(&value.to_string()))
-}
-
-/// Returns a list as a cell of a table, comma-separated.
-pub fn list(all: &[impl ToString]) -> String {
-    text(&all.iter().map(ToString::to_string).collect::<Vec<_>>().join(", "))
+    table(out, &all.heading, &all.rows)
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]

@@ -8,6 +8,7 @@ use super::calls::{answered_by, describe};
 use super::gateway::PATIENCE;
 use super::report::Outcome;
 use super::stage::{CHECKOUT, CallSpec, Network, Stage};
+use isthmus_api::requests;
 use isthmus_console::output::cell;
 
 /// The endpoint that is stopped.
@@ -121,7 +122,7 @@ pub(super) async fn bad_reload(stage: &Stage, outcome: &mut Outcome) -> Result<(
         Ok(answer) => outcome.answered(&answer),
         Err(error) => outcome.lost(&error),
     }
-    let status = stage.west.gateway.json("/api/v1/status").await?;
+    let status = stage.west.gateway.json(requests::STATUS.path).await?;
     let running = &status["config"]["file_is_running"];
     outcome.check(*running == false, || "isthmus status does not say that the file was rejected".to_owned());
     outcome.proof(format!("status: file_is_running {running}"));

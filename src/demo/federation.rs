@@ -15,6 +15,7 @@ use super::endpoint::{Endpoint, EndpointSpec};
 use super::gateway::Gateway;
 use super::report::Outcome;
 use super::stage::{Folder, Stage, service};
+use isthmus_api::requests;
 use isthmus_console::client::ClientError;
 use isthmus_console::output::cell;
 use isthmus_tasks::scope::Scope;
@@ -143,7 +144,7 @@ impl Organisation {
 
     async fn peer_is(&mut self, state: &str) -> Result<(), DemoError> {
         let wanted = async |gateway: &Gateway| {
-            let peers = gateway.json("/api/v1/peers").await?;
+            let peers = gateway.json(requests::PEERS.path).await?;
             Ok((peers[0]["state"] == state).then_some(()))
         };
         self.gateway.until(&format!("did not see its peer as {state}"), wanted).await
@@ -177,7 +178,8 @@ pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> R
     south.announce_itself().await?;
     enrol(&south, &mut north, outcome).await?;
     // Clients of north must get the gateway of south as endpoint.
-    let path = format!("/api/v1/horizon?network=net-north&cluster=north&service={EXPORTED}");
+    let path =
+        requests::HORIZON.with(&[("network", "net-north"), ("cluster", "north"), ("service", EXPORTED)]);
     let entry = async |gateway: &Gateway| {
         let entries = gateway.json(&path).await?;
         Ok(entries["entries"][0]["address"].as_str().map(str::to_owned))
@@ -199,7 +201,7 @@ pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> R
     let gone = Instant::now();
     south.gateway.kill();
     let lost = async |gateway: &Gateway| {
-        let peers = gateway.json("/api/v1/peers").await?;
+        let peers = gateway.json(requests::PEERS.path).await?;
         Ok((peers[0]["state"] != "live").then_some(()))
     };
     north.gateway.until("did not notice that south is gone", lost).await?;
@@ -209,7 +211,7 @@ pub(super) async fn two_organisations(stage: &Stage, outcome: &mut Outcome) -> R
         Err(_) => outcome.refused(),
         Ok(_) => outcome.check(false, || "the gateway of south answered, although it was killed".to_owned()),
     }
-    let known = north.gateway.json(&format!("/api/v1/services/{EXPORTED}")).await;
+    let known = north.gateway.json(&requests::SERVICE.at(EXPORTED)).await;
     outcome.check(known.is_ok(), || format!("north has forgotten {EXPORTED}"));
     let knows = if known.is_ok() { "still knows" } else { "has forgotten" };
     outcome.note(format!(
@@ -234,7 +236,7 @@ async fn enrol(
     outcome: &mut Outcome,
 ) -> Result<(), DemoError> {
     let state = async |gateway: &Gateway| {
-        Ok::<Value, DemoError>(gateway.json("/api/v1/peers").await?[0]["state"].clone())
+        Ok::<Value, DemoError>(gateway.json(requests::PEERS.path).await?[0]["state"].clone())
     };
     let before = state(&north.gateway).await?;
     outcome.check(before == "not enrolled", || format!("before, north sees south as {}", cell(&before)));
@@ -243,7 +245,7 @@ async fn enrol(
     let join = ["peer", "join", "-", "--name", "south"];
     north.command(&join, &token).await?;
     let listed = async |gateway: &Gateway| {
-        let services = gateway.json("/api/v1/services").await?;
+        let services = gateway.json(requests::SERVICES.path).await?;
         let names = services.as_array().into_iter().flatten();
         Ok(names.map(|service| cell(&service["hostname"])).any(|name| name == EXPORTED).then_some(()))
     };

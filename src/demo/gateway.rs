@@ -12,6 +12,7 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::DemoError;
+use isthmus_api::requests;
 use isthmus_console::client::{self, ApiResponse, ClientError};
 
 /// The time within which the gateway must start, change or end.
@@ -99,12 +100,12 @@ impl Gateway {
 
     /// Returns the answer of `explain`.
     pub(super) async fn explain(&self, parameters: &[(&str, &str)]) -> Result<Value, DemoError> {
-        self.json(&format!("/api/v1/explain?{}", client::query(parameters))).await
+        self.json(&requests::EXPLAIN.with(parameters)).await
     }
 
     /// Returns the sum of a metric's samples whose labels contain all of these texts.
     pub(super) async fn metric(&self, name: &str, labels: &[&str]) -> Result<f64, DemoError> {
-        let body = client::ask(&self.admin, "GET", "/metrics").await?.body;
+        let body = client::ask(&self.admin, "GET", requests::METRICS.path).await?.body;
         let samples = body.lines().filter(|line| line.split(['{', ' ']).next() == Some(name));
         let ours = samples.filter(|line| labels.iter().all(|label| line.contains(label)));
         Ok(ours.filter_map(|line| line.rsplit(' ').next()?.parse::<f64>().ok()).sum())
@@ -124,7 +125,7 @@ impl Gateway {
         // The rename replaces the file atomically, so that no reader sees a part of it.
         std::fs::rename(&next, &self.config)
             .map_err(|error| failed(DemoError::Io { what: format!("rename {}", next.display()), error }))?;
-        client::ask(&self.admin, "POST", "/api/v1/reload").await
+        client::ask(&self.admin, "POST", requests::RELOAD.path).await
     }
 
     /// Returns the matching lines of the access log.

@@ -15,7 +15,7 @@ use super::endpoint::{CLIENT_HEADER, ENDPOINT_HEADER};
 use super::envoy::{self, Envoy};
 use super::report::Outcome;
 use super::stage::{CATALOG, Network, Stage};
-use isthmus_console::client;
+use isthmus_api::requests;
 use isthmus_console::output::cell;
 use isthmus_tasks::scope::Scope;
 
@@ -38,8 +38,8 @@ pub(super) async fn split(stage: &Stage, outcome: &mut Outcome) -> Result<(), De
 
 /// Compares the endpoints that a viewer on `own` gets with the endpoints that run there and on the `other` network.
 async fn seen_from(own: &Network, other: &Network, outcome: &mut Outcome) -> Result<(), DemoError> {
-    let query = client::query(&[("network", own.name), ("service", CATALOG)]);
-    let horizon = own.gateway.json(&format!("/api/v1/horizon?{query}")).await?;
+    let path = requests::HORIZON.with(&[("network", own.name), ("service", CATALOG)]);
+    let horizon = own.gateway.json(&path).await?;
     let mut assigned = BTreeMap::new();
     let mut words = Vec::new();
     for entry in horizon["entries"].as_array().into_iter().flatten() {

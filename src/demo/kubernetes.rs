@@ -11,7 +11,7 @@ use super::cluster::{Cluster, installed, server_name};
 use super::gateway::Gateway;
 use super::report::Outcome;
 use super::stage::Stage;
-use isthmus_console::client;
+use isthmus_api::requests;
 use isthmus_console::output::cell;
 
 /// The names of the clusters. The gateway runs in the first one.
@@ -178,12 +178,13 @@ async fn shown(
 ) -> Result<Result<Duration, BTreeMap<String, u64>>, DemoError> {
     let begun = Instant::now();
     let own = network_of(CLUSTERS[0]);
-    let query = client::query(&[("network", own.as_str()), ("cluster", CLUSTERS[0]), ("service", SERVICE)]);
+    let path =
+        requests::HORIZON.with(&[("network", own.as_str()), ("cluster", CLUSTERS[0]), ("service", SERVICE)]);
     let near = (1..=ready[0]).map(|number| (format!("{}.{number}:8443", PODS[0].1), 1));
     let expected: BTreeMap<String, u64> =
         near.chain([(format!("{WEST}:15443"), u64::from(ready[1]))]).collect();
     loop {
-        let horizon = gateway.json(&format!("/api/v1/horizon?{query}")).await.unwrap_or_default();
+        let horizon = gateway.json(&path).await.unwrap_or_default();
         let entries = horizon["entries"].as_array().into_iter().flatten();
         let is_healthy = |entry: &&Value| entry["health"].as_str().is_none_or(|health| health == "healthy");
         let weight = |entry: &Value| (cell(&entry["address"]), entry["weight"].as_u64().unwrap_or_default());
@@ -208,7 +209,7 @@ fn fault(gateway: &Gateway, ready: [u8; 2], found: &BTreeMap<String, u64>) -> De
 async fn stale(gateway: &Gateway, cluster: &str) -> Result<Option<Duration>, DemoError> {
     let begun = Instant::now();
     while begun.elapsed() < STALE_WITHIN {
-        let registries = gateway.json("/api/v1/registries").await?;
+        let registries = gateway.json(requests::REGISTRIES.path).await?;
         let mut of_cluster =
             registries.as_array().into_iter().flatten().filter(|one| one["cluster"] == cluster);
         if of_cluster.any(|registry| registry["state"] == "stale") {

@@ -12,6 +12,7 @@ use super::calls::describe;
 use super::client::CallError;
 use super::report::Outcome;
 use super::stage::{CHECKOUT, CallSpec, INTERNAL, Network, Stage, mesh_name};
+use isthmus_api::requests;
 use isthmus_console::output::cell;
 
 /// Alerts with their names in RFC 8446.
@@ -108,7 +109,7 @@ pub(super) async fn failure_listed(
     outcome: &mut Outcome,
 ) -> Result<(), DemoError> {
     let listed = network.gateway.until("did not list the refusal", async |gateway| {
-        let failures = gateway.json("/api/v1/failures").await?;
+        let failures = gateway.json(requests::FAILURES.path).await?;
         let found = failures.as_array().into_iter().flatten().any(|line| line["reason"] == reason);
         Ok(found.then_some(()))
     });

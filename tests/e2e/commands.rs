@@ -639,7 +639,8 @@ fn a_gateway_that_hangs_costs_a_command_three_seconds() {
 
 #[test]
 fn the_completion_of_bash_has_the_names_of_services() {
-    let services = "services: [{hostname: checkout.shop.mesh, namespace: shop, ports: [{name: web, port: 443}]}]";
+    let services =
+        "services: [{hostname: checkout.shop.mesh, namespace: shop, ports: [{name: web, port: 443}]}]";
     let gateway = Gateway::start(&format!(
         "listen: \"127.0.0.1:0\"\nroutes: {{cart.test: \"127.0.0.1:9\"}}\nnode: {{cluster: c, network: n}}\n{services}\n"
     ));

@@ -8,19 +8,28 @@ use axum::extract::{Path, Query, State};
 use axum::http::StatusCode;
 use axum::response::Response;
 
-use super::Parameters;
-use super::response::{error, json_response};
 use crate::explain::{ExplainRequest, Explanation, Running, explain};
 use crate::horizon::{self, horizon};
 use crate::limits::Counters;
+use crate::response::{error, json_response};
+use crate::routes::{Parameters, Routes};
 use crate::{Sources, problems, recent, traces};
 use isthmus_api::connection::Connection;
+use isthmus_api::requests;
 use isthmus_api::trace::{Trace, TracedConnection};
 use isthmus_model::identity::Identity;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_model::trace::TraceId;
 
-pub(super) async fn explain_name(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+pub(super) fn answers(routes: Routes) -> Routes {
+    routes
+        .with(&requests::EXPLAIN, explain_name)
+        .with(&requests::EXPLAIN_AND_PROBE, explain_and_probe)
+        .with(&requests::HORIZON, horizon_of)
+        .with(&requests::TRACE, trace)
+}
+
+async fn explain_name(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     let inquiry = match inquiry(query) {
         Ok(inquiry) => inquiry,
         Err(problem) => return error(StatusCode::BAD_REQUEST, &problem),
@@ -32,7 +41,7 @@ pub(super) async fn explain_name(State(sources): State<Sources>, Query(query): P
 }
 
 /// Explains a name and dials the candidates. The method is POST because dialling has effects.
-pub(super) async fn explain_and_probe(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+async fn explain_and_probe(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     let explanation = inquiry(query).and_then(|inquiry| explained(&sources, &inquiry));
     match explanation {
         Ok(mut explanation) => {
@@ -108,7 +117,7 @@ pub(super) fn inquiry(query: BTreeMap<String, String>) -> Result<ExplainRequest,
     Ok(inquiry)
 }
 
-pub(super) async fn horizon_of(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+async fn horizon_of(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     let answer = horizon::HorizonRequest::from_parameters(query)
         .map_err(horizon::HorizonError::Invalid)
         .and_then(|inquiry| horizon(&sources.reader.latest(), &sources.liveness.distances(), &inquiry));
@@ -121,7 +130,7 @@ pub(super) async fn horizon_of(State(sources): State<Sources>, Query(query): Par
 }
 
 /// Answers with the connections of a trace, live ones first.
-pub(super) async fn trace(State(sources): State<Sources>, Path(text): Path<String>) -> Response {
+async fn trace(State(sources): State<Sources>, Path(text): Path<String>) -> Response {
     let Some(trace) = TraceId::parse(&text) else {
         return error(StatusCode::BAD_REQUEST, "a trace id has 32 hexadecimal digits, not all of them zero");
     };

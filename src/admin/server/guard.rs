@@ -8,7 +8,7 @@ use axum::middleware::Next;
 use axum::response::Response;
 
 use super::Hosts;
-use super::response::error;
+use crate::response::error;
 
 /// The header by which browsers say which site makes a request (Fetch Metadata).
 const FETCH_SITE: &str = "sec-fetch-site";

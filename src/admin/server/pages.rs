@@ -6,11 +6,16 @@ use axum::extract::{Query, State};
 use axum::http::header;
 use axum::response::{IntoResponse, Response};
 
-use super::Parameters;
 use super::explanations::{explained, inquiry};
-use super::response::json_response;
 use crate::dashboard::{self, Explained};
+use crate::response::json_response;
+use crate::routes::{Parameters, Routes};
 use crate::{Sources, overview};
+use isthmus_api::requests;
+
+pub(super) fn answers(routes: Routes) -> Routes {
+    routes.with(&requests::DASHBOARD, dashboard_page).with(&requests::OVERVIEW, overview_of)
+}
 
 /// Reads the parameters of a page of the overview; ignores unknown ones.
 fn page_of(query: &BTreeMap<String, String>) -> overview::Ask {
@@ -21,11 +26,11 @@ fn page_of(query: &BTreeMap<String, String>) -> overview::Ask {
     }
 }
 
-pub(super) async fn overview_of(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+async fn overview_of(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     json_response(&overview::overview(&sources, &page_of(&query)).await)
 }
 
-pub(super) async fn dashboard_page(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+async fn dashboard_page(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     let text = |key: &str| query.get(key).map(|text| text.trim().to_owned()).unwrap_or_default();
     let mut explained = Explained {
         name: text("explain"),

@@ -6,11 +6,10 @@ use axum::extract::{Query, State};
 use axum::http::{StatusCode, header};
 use axum::response::{IntoResponse, Response};
 
-use super::Parameters;
-use crate::{
-    Sources, check_metrics, gateway_metrics, limit_metrics, peer_metrics, problems, registry_metrics,
-    steering, time_metrics,
-};
+use super::SCRAPED;
+use crate::Sources;
+use crate::routes::{Parameters, Routes};
+use isthmus_api::requests;
 use isthmus_telemetry::exposition::Exposition;
 use isthmus_telemetry::process;
 
@@ -20,27 +19,28 @@ const METRICS_TYPE: &str = "text/plain; version=0.0.4; charset=utf-8";
 /// all connections.
 const ALIVE_WITHIN: Duration = Duration::from_secs(5);
 
-pub(super) async fn metrics(State(sources): State<Sources>) -> Response {
+pub(super) fn metrics_answers(routes: Routes) -> Routes {
+    routes.with(&requests::METRICS, scrape)
+}
+
+pub(super) fn health_answers(routes: Routes) -> Routes {
+    routes.with(&requests::LIVEZ, livez).with(&requests::READYZ, readyz)
+}
+
+pub(super) async fn scrape(State(sources): State<Sources>) -> Response {
     sources.identities.context.report_expiry(&sources.telemetry);
     let mut exposition = Exposition::default();
     sources.telemetry.recorder.expose(&mut exposition);
-    problems::expose(&problems::problems(&sources), &mut exposition);
-    check_metrics::expose(&sources.dataplane.checks(), &mut exposition);
-    time_metrics::expose(sources.dataplane.upstreams(), &mut exposition);
-    let (limits, dataplane) = (sources.program.load().limits, &sources.dataplane);
-    limit_metrics::expose(&limits, dataplane.bandwidths(), &dataplane.memory(), &mut exposition);
-    let snapshot = sources.reader.latest();
-    gateway_metrics::expose(&snapshot, &sources.liveness, &mut exposition);
-    steering::expose(&snapshot, &mut exposition);
-    registry_metrics::expose(&sources.aggregator.status.borrow().registries, &mut exposition);
-    peer_metrics::expose(&sources, &mut exposition);
+    for scraped in &SCRAPED {
+        (scraped.expose)(&sources, &mut exposition);
+    }
     process::expose(&mut exposition);
     let text = exposition.text();
     ([(header::CONTENT_TYPE, METRICS_TYPE)], text).into_response()
 }
 
 /// Answers 200 while the control runtime works. The text reports a data plane that does not respond.
-pub(super) async fn livez(State(sources): State<Sources>, Query(query): Parameters) -> Response {
+async fn livez(State(sources): State<Sources>, Query(query): Parameters) -> Response {
     if !query.contains_key("verbose") {
         return "ok\n".into_response();
     }

@@ -9,6 +9,7 @@ use crate::config_file::config_path;
 use crate::offline::{Names, Offline, offline};
 use isthmus_api::listener::Exposed;
 use isthmus_api::overview::Overview;
+use isthmus_api::requests;
 use isthmus_api::text::counted;
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
@@ -66,8 +67,7 @@ fn admin_of(read: &Offline) -> Option<String> {
 }
 
 fn exposed(admin: &Admin) -> Result<Vec<Exposed>, Failure> {
-    let value = client::get(&admin.url(), "/api/v1/exposed")?.json()?;
-    Ok(client::typed(value)?)
+    Ok(client::read(&admin.url(), &requests::EXPOSED)?)
 }
 
 /// Returns the steps of a gateway that runs, up to the first that is not done.

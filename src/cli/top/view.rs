@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use isthmus_api::overview::{Overview, Service, states};
+use isthmus_api::requests;
 use isthmus_api::text::{bytes, clean, lasting};
-use isthmus_console::client;
 use isthmus_console::output::{cells, fitting, padded};
 
 /// The style of a part of a line.
@@ -156,7 +156,7 @@ impl Top {
     /// Returns the path of the next request.
     pub(super) fn path(&self) -> String {
         let page = self.page.to_string();
-        format!("/api/v1/overview?{}", client::query(&[("q", &self.query), ("page", &page)]))
+        requests::OVERVIEW.with(&[("q", &self.query), ("page", &page)])
     }
 
     /// Stores an overview, or the reason why the gateway did not answer.
