@@ -26,7 +26,9 @@ pub fn plain_addresses(
     let viewer = Viewer { network, cluster, client: ClientKind::Grpc, ..Viewer::default() };
     let assignment = view(snapshot, service.view, tcp, "", &viewer).unwrap_or_default();
     let all = service.view.endpoints_of(tcp, "", snapshot.networks()).into_iter().flatten();
-    let strict = all.filter(PortEndpoint::is_strict).flat_map(|found| {
+    // Another network may use the addresses of this one for endpoints of its own.
+    let is_near = |found: &PortEndpoint<'_>| viewer.is_near(snapshot, found.network, &found.origin.cluster);
+    let strict = all.filter(|found| found.is_strict() && is_near(found)).flat_map(|found| {
         let ips = found.addresses(snapshot.resolved()).into_owned();
         ips.into_iter().map(move |ip| SocketAddr::new(ip, found.port))
     });
@@ -65,18 +67,26 @@ mod tests {
     /// Returns what a client reaches at port 443 of a service with two endpoints near it in the mesh, of which some refuse
     /// connections without the mesh's mutual TLS.
     fn reached(strict: [bool; 2]) -> Result<Vec<String>, &'static str> {
-        let endpoints = strict.iter().zip(1..).map(|(is_strict, host)| {
-            let strict = is_strict.then(|| ["p443".into()].into());
-            let tls = Some(DeclaredTls::Mode(TlsMode::Mesh));
-            let template = EndpointTemplate { tls, strict, ..EndpointTemplate::default() };
-            Endpoint { template: template.into(), ..endpoint(&format!("10.0.0.{host}"), 1) }
-        });
-        let ports = vec![port(443, PortProtocol::Tls)];
-        let web = service("web.shop.svc.clusterset.local", ports, endpoints.collect());
-        let mut mesh = Mesh::new(Vec::new(), vec![shard("west", "n1", vec![])]);
-        let shard = Arc::make_mut(&mut mesh.shards[0]);
-        shard.put(service_export(&web), &mut Dirty::default());
-        shard.put(Item::Service(web.into()), &mut Dirty::default());
+        reached_in(vec![("n1", strict.to_vec())])
+    }
+
+    /// Returns what a client on n1 reaches at the endpoints of clusters on these networks, which have the same addresses.
+    fn reached_in(clusters: Vec<(&str, Vec<bool>)>) -> Result<Vec<String>, &'static str> {
+        let places = clusters.iter().map(|(network, _)| shard(network, network, Vec::new()));
+        let mut mesh = Mesh::new(Vec::new(), places.collect());
+        for (at, (_, strict)) in clusters.into_iter().enumerate() {
+            let endpoints = strict.iter().zip(1..).map(|(is_strict, host)| {
+                let strict = is_strict.then(|| ["p443".into()].into());
+                let tls = Some(DeclaredTls::Mode(TlsMode::Mesh));
+                let template = EndpointTemplate { tls, strict, ..EndpointTemplate::default() };
+                Endpoint { template: template.into(), ..endpoint(&format!("10.0.0.{host}"), 1) }
+            });
+            let ports = vec![port(443, PortProtocol::Tls)];
+            let web = service("web.shop.svc.clusterset.local", ports, endpoints.collect());
+            let shard = Arc::make_mut(&mut mesh.shards[at]);
+            shard.put(service_export(&web), &mut Dirty::default());
+            shard.put(Item::Service(web.into()), &mut Dirty::default());
+        }
         let snapshot = mesh.snapshot();
         let found = snapshot.of_cluster_set("web.shop.svc.clusterset.local").expect("exported");
         let place = (&Network::new("n1"), &ClusterId::new("east"));
@@ -89,5 +99,11 @@ mod tests {
         assert_eq!(reached([false, false]), Ok(vec!["10.0.0.1:8080".into(), "10.0.0.2:8080".into()]));
         assert_eq!(reached([false, true]), Ok(vec!["10.0.0.1:8080".into()]));
         assert_eq!(reached([true, true]), Err("only with mTLS of the mesh"));
+    }
+
+    #[test]
+    fn an_endpoint_of_another_network_that_refuses_calls_says_nothing_of_one_with_its_address() {
+        let both = reached_in(vec![("n1", vec![false]), ("n2", vec![true])]);
+        assert_eq!(both, Ok(vec!["10.0.0.1:8080".into()]));
     }
 }
