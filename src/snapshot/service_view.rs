@@ -467,10 +467,10 @@ impl ServiceView {
         of_endpoints.chain(self.own_identities())
     }
 
-    /// Returns true if a registry declares identities for the service itself, which stand for its endpoints without an identity.
-    pub fn has_own_identities(&self, registry: &Origin) -> bool {
-        let mut of_registry = self.parts.iter().filter(|part| std::ptr::eq(&*part.origin, registry));
-        of_registry.any(|part| !part.service.identities.is_empty())
+    /// Returns the identities that a registry declares for the service itself, which stand for its endpoints without an identity.
+    pub fn own_identities_of<'a>(&'a self, registry: &Origin) -> impl Iterator<Item = &'a Identity> {
+        let of_registry = self.parts.iter().filter(move |part| std::ptr::eq(&*part.origin, registry));
+        of_registry.flat_map(|part| &part.service.identities)
     }
 
     /// Returns the identities that registries declare for the service, besides those of its endpoints.

@@ -46,7 +46,11 @@ impl Peers {
             match &found.endpoint.template.identity {
                 Some(identity) => drop(peers.identities.insert(identity.clone())),
                 // The identities that its registry writes for the service stand for the endpoint.
-                None => nameless = nameless || !service.has_own_identities(found.origin),
+                None => {
+                    let mut own = service.own_identities_of(found.origin).peekable();
+                    nameless |= own.peek().is_none();
+                    peers.identities.extend(own.cloned());
+                }
             }
         }
         nameless |= !peers.any;
@@ -73,8 +77,8 @@ impl Peers {
         peers
     }
 
-    /// Returns the identities of the service itself that clients accept besides those of its endpoints: those that registries write
-    /// for the service, and those that left a short time ago. The second set has those of trust domains whose roots are unknown: they
+    /// Returns the identities of the service itself that clients accept besides those that stand for its endpoints: further ones that
+    /// registries write for the service, and those that left a short time ago. The second set has those of trust domains whose roots are unknown: they
     /// can be verified only by the client's own roots, and are no reason to verify the endpoints by these.
     fn of_service(
         &self,

@@ -373,6 +373,24 @@ fn the_identities_that_one_registry_writes_do_not_stand_for_the_endpoints_of_ano
 }
 
 #[test]
+fn endpoints_without_identity_are_verified_by_the_identities_that_their_registry_writes() {
+    let of = |host: &str, identity: &str| {
+        let identities = [Identity::parse(identity).expect("legal")].into();
+        let own = service("own.mesh", vec![port(443, PortProtocol::Tcp)], vec![endpoint(host, 1)]);
+        Service { identities, ..own }
+    };
+    let east = shard("east", "n1", vec![of("10.1.0.1", "spiffe://west/ns/shop/sa/db")]);
+    let west = shard("west", "n1", vec![of("10.2.0.1", "spiffe://north/ns/shop/sa/db")]);
+    let mut mesh = Mesh::new(Vec::new(), vec![east, west]);
+    mesh.trust_roots = roots(&[("north", "the roots of north")]);
+    let snapshot = mesh.snapshot();
+    let own = snapshot.service("own.mesh").expect("there");
+    let peers = Peers::of(&snapshot, own, &own.ports[0]);
+    // The roots of west may be in the client's secret, and servers of west would be refused by those of north.
+    assert_eq!((peers.identities.len(), peers.roots), (2, Roots::Secret));
+}
+
+#[test]
 fn grpc_is_not_given_what_needs_a_peers_roots() {
     let (snapshot, history) = (mesh().snapshot(), ClusterHistory::default());
     let viewer = |client| Viewer {
