@@ -5,7 +5,6 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::import_gateways::GatewayAddresses;
 use super::import_services::Derived;
 use super::import_slices;
 use super::index::items::alias;
@@ -71,18 +70,17 @@ pub(super) struct Source<'a> {
     pub(super) snapshot: &'a Snapshot,
     pub(super) cluster: &'a ClusterId,
     pub(super) extras: ImportExtras,
-    pub(super) gateways: &'a GatewayAddresses,
     pub(super) there: &'a Arc<Imports>,
 }
 
 impl ImportObjects {
-    /// Makes the objects that may have changed since the last call. `networks` are those of gateways whose addresses have changed.
-    pub(super) fn renew(&mut self, source: Source<'_>, reader: &Reader, networks: &BTreeSet<Network>) {
+    /// Makes the objects that may have changed since the last call.
+    pub(super) fn renew(&mut self, source: Source<'_>, reader: &Reader) {
         let Source { snapshot, there, .. } = source;
         let changed = self.of.as_ref().and_then(|(generation, before)| {
             let Since::Deltas(deltas) = reader.since(*generation, snapshot.generation) else { return None };
             let same = before.network == there.network;
-            same.then(|| self.changed(snapshot, (&deltas, networks), (before, there)))
+            same.then(|| self.changed(snapshot, &deltas, (before, there)))
         });
         match changed {
             Some(keys) => keys.iter().for_each(|key| self.make(key, source)),
@@ -101,11 +99,10 @@ impl ImportObjects {
     fn changed(
         &self,
         snapshot: &Snapshot,
-        (deltas, networks): (&[Arc<Delta>], &BTreeSet<Network>),
+        deltas: &[Arc<Delta>],
         (before, there): (&Imports, &Arc<Imports>),
     ) -> BTreeSet<ObjectKey> {
-        let networks: BTreeSet<&Network> =
-            deltas.iter().flat_map(|delta| &delta.networks).chain(networks).collect();
+        let networks: BTreeSet<&Network> = deltas.iter().flat_map(|delta| &delta.networks).collect();
         let behind = networks.into_iter().flat_map(|network| snapshot.services_behind(network));
         // The name of the cluster set stands for a service of the same name and namespace.
         let of_name = |hostname: &str| {
@@ -132,7 +129,7 @@ impl ImportObjects {
 
     /// Makes the objects of an import again.
     fn make(&mut self, key: &ObjectKey, source: Source<'_>) {
-        let Source { snapshot, cluster, extras, gateways, there } = source;
+        let Source { snapshot, cluster, extras, there } = source;
         self.imports.remove(key);
         let before = self.beside.remove(key).unwrap_or_default();
         before.service.iter().for_each(|service| drop(self.services.remove(service)));
@@ -149,7 +146,7 @@ impl ImportObjects {
         }
         let place = (&there.network, cluster);
         let derived = (is_own && extras.derived_services)
-            .then(|| Derived::of(snapshot, &service, (key, &import), place, gateways));
+            .then(|| Derived::of(snapshot, &service, (key, &import), place));
         if let Some(derived) = derived.flatten() {
             let addresses = there.addresses.get(&derived.key).map(Vec::as_slice);
             derived.complete(addresses.unwrap_or_default(), &mut import);
@@ -241,8 +238,6 @@ mod tests {
         Mesh, endpoint, gateway, host_name, network, port, service, service_export, shard,
     };
     use isthmus_world::Publisher;
-    use std::time::Duration;
-    use tokio::time::Instant;
 
     const LOAD_BALANCER: &str = "lb.example.com";
 
@@ -252,8 +247,6 @@ mod tests {
         publisher: Publisher,
         reader: Reader,
         there: Arc<Imports>,
-        gateways: GatewayAddresses,
-        now: Instant,
         objects: ImportObjects,
     }
 
@@ -287,8 +280,7 @@ mod tests {
                 ..Imports::default()
             };
             let there = Arc::new(there);
-            let (gateways, objects, now) = (Default::default(), Default::default(), Instant::now());
-            Self { mesh, publisher, reader, there, gateways, now, objects }
+            Self { mesh, publisher, reader, there, objects: ImportObjects::default() }
         }
 
         /// Puts a service and its export into a shard.
@@ -306,17 +298,15 @@ mod tests {
             }
             let before = self.objects.imports.clone();
             let snapshot = self.reader.latest();
-            let networks = self.gateways.renew(&snapshot, self.now);
             let source = Source {
                 snapshot: &snapshot,
                 cluster: &ClusterId::new("east"),
                 extras: ImportExtras { slices: true, derived_services: true },
-                gateways: &self.gateways,
                 there: &self.there,
             };
-            self.objects.renew(source, &self.reader, &networks);
+            self.objects.renew(source, &self.reader);
             let mut all = ImportObjects::default();
-            all.renew(source, &self.reader, &networks);
+            all.renew(source, &self.reader);
             assert_eq!(self.objects.imports, all.imports);
             assert_eq!(self.objects.services, all.services);
             assert_eq!(self.objects.slices, all.slices);
@@ -351,11 +341,10 @@ mod tests {
         assert_eq!(run.step(&dirty), ["b"]);
 
         // A network's gateways are those of its services alone.
-        run.now += Duration::from_secs(60);
         run.mesh.resolved.insert(host_name(LOAD_BALANCER), [[192, 0, 2, 2].into()].into());
         let dirty = Dirty { resolved: [host_name(LOAD_BALANCER)].into(), ..Dirty::default() };
         assert_eq!(run.step(&dirty), ["a", "b"]);
-        assert_eq!(run.led(), ["192.0.2.1", "192.0.2.2", "192.0.2.1", "192.0.2.2", "192.0.2.3"]);
+        assert_eq!(run.led(), ["192.0.2.2", "192.0.2.2", "192.0.2.3"]);
 
         // The objects of the cluster: an address, an import of another program, and a namespace.
         let (service, content) =

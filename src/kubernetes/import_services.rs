@@ -1,6 +1,6 @@
 //! The Services that are derived from ServiceImports (KEP-1645): in a cluster that does not export a service, they give the import a
 //! virtual address, by which pods outside the mesh reach the service. Their EndpointSlices lead to the gateways of the networks that
-//! have the endpoints; those of gateways with a host name are kept for a while (`import_gateways`). A gateway reads the server name of the client's own TLS, so only ports of TLS can be reached through it.
+//! have the endpoints. A gateway reads the server name of the client's own TLS, so only ports of TLS can be reached through it.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
@@ -8,7 +8,6 @@ use std::sync::Arc;
 
 use twox_hash::XxHash3_64;
 
-use super::import_gateways::GatewayAddresses;
 use super::import_slices::{ENDPOINTS_MAX, cut};
 use super::kinds::derived_service::DerivedContent;
 use super::kinds::imported_slice::{ImportedEndpoint, SliceContent, SliceOf};
@@ -46,7 +45,6 @@ impl Derived {
         service: &ClusterSetService<'_>,
         (import, content): (&ObjectKey, &ImportContent),
         place: (&Network, &ClusterId),
-        gateways: &GatewayAddresses,
     ) -> Option<Self> {
         let has_own = !content.ips.is_empty() || service.clusters.contains(place.1);
         if has_own || content.is_headless || content.ports.is_empty() {
@@ -62,8 +60,8 @@ impl Derived {
         };
         let (mut slices, mut ports) = (Vec::new(), Vec::new());
         for (port, port_name) in content.ports.iter().zip(&names) {
-            let led = plain_addresses(snapshot, service, port, place).map(|found| {
-                let (addresses, of) = (gateways.used(found), SliceOf::Derived(name.to_string()));
+            let led = plain_addresses(snapshot, service, port, place).map(|addresses| {
+                let of = SliceOf::Derived(name.to_string());
                 slices.extend(to(import, &of, port_name, &addresses));
                 addresses.iter().map(|address| family(address.ip())).collect()
             });

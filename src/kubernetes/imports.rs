@@ -1,15 +1,13 @@
 //! Writes a ServiceImport for each service of the cluster set (KEP-1645), in the namespace of its name. Only one replica writes at a
 //! time: the holder of a Lease. Only imports with the label of this program (`kinds::own_object`) are changed or removed; an import of another program
 //! stays as it is, and none is written beside it. The same replica writes the EndpointSlices of the imports (`import_slices`) and the
-//! Services that are derived from them (`import_services`), and removes those that an earlier config has left.
+//! Services that are derived from them (`import_services`), if its config asks for them; otherwise it leaves them as they are, because
+//! another writer may want them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
-use tokio::time::Instant;
-
 use super::client::{Client, Fault};
-use super::import_gateways::GatewayAddresses;
 use super::import_objects::{ImportObjects, Imports, PEER, Source};
 use super::index::items::alias;
 use super::kinds::derived_service::{DerivedContent, DerivedService};
@@ -38,20 +36,6 @@ const SERVICES: Duty = Duty {
     grant: "kubernetes.serviceImports.derivedServices",
     lack: Lack::Problem,
 };
-/// The removal of EndpointSlices that an earlier config has left, and its right.
-const LEFT_SLICES: Duty = Duty {
-    subject: "EndpointSlices of ServiceImports, which an earlier config has left",
-    grant: "kubernetes.serviceImports.slices; without it, remove them: kubectl delete endpointslice -A \
-            -l endpointslice.kubernetes.io/managed-by=isthmus.io",
-    lack: Lack::Problem,
-};
-/// The removal of derived Services that an earlier config has left, and its right.
-const LEFT_SERVICES: Duty = Duty {
-    subject: "Services derived from ServiceImports, which an earlier config has left",
-    grant: "kubernetes.serviceImports.derivedServices; without it, remove them: kubectl delete service -A \
-            -l app.kubernetes.io/managed-by=isthmus,multicluster.kubernetes.io/service-name",
-    lack: Lack::Problem,
-};
 
 /// Writes ServiceImports, their slices, and the Services that are derived from them.
 pub(super) struct ImportWriter {
@@ -65,8 +49,6 @@ pub(super) struct ImportWriter {
     slices: OwnObjects<ImportedSlice>,
     /// The objects that the cluster should have, while this replica writes them.
     objects: ImportObjects,
-    /// The addresses of gateways. A replica that takes over knows them too.
-    gateways: GatewayAddresses,
 }
 
 impl ImportWriter {
@@ -75,18 +57,15 @@ impl ImportWriter {
         (knows, extras): (Knows, ImportExtras),
         (cluster, world): (ClusterId, LaterReader),
     ) -> Self {
-        let services = if extras.derived_services { &SERVICES } else { &LEFT_SERVICES };
-        let slices = if extras.has_slices() { &SLICES } else { &LEFT_SLICES };
         Self {
             knows,
             extras,
             cluster,
             world,
             imports: OwnObjects::new(client.clone(), Self::DUTY),
-            services: OwnObjects::new(client.clone(), services),
-            slices: OwnObjects::new(client, slices),
+            services: OwnObjects::new(client.clone(), &SERVICES),
+            slices: OwnObjects::new(client, &SLICES),
             objects: ImportObjects::default(),
-            gateways: GatewayAddresses::default(),
         }
     }
 }
@@ -112,7 +91,6 @@ impl Turns for ImportWriter {
             return Ok(RENEW_EVERY);
         }
         lease.renew().await?;
-        let networks = self.gateways.renew(&snapshot, Instant::now());
         if !lease.is_held() {
             self.imports.clear();
             self.services.clear();
@@ -121,21 +99,21 @@ impl Turns for ImportWriter {
             return Ok(RENEW_EVERY);
         }
         let (knows, cluster, extras) = (self.knows, &self.cluster, self.extras);
-        let source = Source { snapshot: &snapshot, cluster, extras, gateways: &self.gateways, there };
-        self.objects.renew(source, reader, &networks);
+        let source = Source { snapshot: &snapshot, cluster, extras, there };
+        self.objects.renew(source, reader);
         let objects = &self.objects;
         let Some(term) = lease.term() else { return Ok(RENEW_EVERY) };
         let may_be_unread =
             |key: &ObjectKey| alias(key).is_some_and(|name| snapshot.unread.may_have(name.as_str()));
-        // A derived Service and its slices are held back with their import. Objects that the config does not ask for go even while
-        // registries are unread.
-        let is_import_held_back = |import: &ObjectKey| {
-            let is_unread = extras.derived_services && may_be_unread(import);
+        // A derived Service and its slices are held back with their import, and always if the config does not ask for them.
+        let is_derived_held_back = |import: &ObjectKey| {
+            let is_unread = may_be_unread(import);
             let has = there.objects.get(import).and_then(Option::as_deref);
-            has.map_or(is_unread, |has| loses(has, None, is_unread, (knows, cluster)))
+            !extras.derived_services
+                || has.map_or(is_unread, |has| loses(has, None, is_unread, (knows, cluster)))
         };
         let is_held_back = |key: &ObjectKey, has: &DerivedContent, _: Option<&DerivedContent>| {
-            is_import_held_back(&owner_of(key, &has.import).1)
+            is_derived_held_back(&owner_of(key, &has.import).1)
         };
         self.services.write(&objects.services, &there.services, is_held_back, term).await?;
         let is_held_back = |key: &ObjectKey, has: &SliceContent, _: Option<&SliceContent>| {
@@ -143,9 +121,9 @@ impl Turns for ImportWriter {
             match &has.of {
                 SliceOf::Cluster(name) => {
                     let is_of_others = knows == Knows::OwnCluster && name != cluster.as_str();
-                    is_of_others || (extras.slices && may_be_unread(&import))
+                    !extras.slices || is_of_others || may_be_unread(&import)
                 }
-                SliceOf::Derived(_) => is_import_held_back(&import),
+                SliceOf::Derived(_) => is_derived_held_back(&import),
             }
         };
         self.slices.write(&objects.slices, &there.slices, is_held_back, term).await?;
@@ -183,7 +161,7 @@ mod tests {
     use std::sync::Mutex;
 
     use http::{Method, StatusCode};
-    use tokio::time::sleep;
+    use tokio::time::{Instant, sleep};
 
     use super::super::kinds::own_object::OwnObject as _;
     use super::super::scripted;
@@ -219,6 +197,7 @@ mod tests {
     }
 
     const OF_EACH_KIND: usize = 200;
+    const ALL: ImportExtras = ImportExtras { slices: true, derived_services: true };
 
     /// Returns the objects of a cluster from which all of this program's are to be removed, as many of each kind.
     fn to_be_removed() -> Imports {
@@ -258,18 +237,34 @@ mod tests {
         ServiceImport::new_object(&key, &ImportContent::default()).to_string()
     }
 
-    /// Answers each request after a time. Returns the times of the renewals of the Lease, and the number of removals.
-    async fn serve(scope: &Scope, after: Duration) -> (Arc<Client>, Arc<Mutex<(Vec<Instant>, usize)>>) {
+    /// What a server was asked for.
+    #[derive(Default)]
+    struct Noted {
+        /// The times of the renewals of the Lease.
+        renewals: Vec<Instant>,
+        /// The paths of the objects that were removed.
+        removed: Vec<String>,
+    }
+
+    impl Noted {
+        /// Returns the number of removals of objects of a kind.
+        fn removed(&self, plural: &str) -> usize {
+            self.removed.iter().filter(|path| path.contains(&format!("/{plural}/"))).count()
+        }
+    }
+
+    /// Answers each request after a time.
+    async fn serve(scope: &Scope, after: Duration) -> (Arc<Client>, Arc<Mutex<Noted>>) {
         let (client, mut requests) = scripted::server(scope).await;
-        let noted = Arc::new(Mutex::new((Vec::new(), 0)));
+        let noted = Arc::new(Mutex::new(Noted::default()));
         let (notes, tasks) = (noted.clone(), scope.clone());
         scope.spawn(async move {
             loop {
                 let asked = requests.next().await;
                 let mut noted = notes.lock().expect("no panic");
                 match asked.method {
-                    Method::PUT | Method::POST => noted.0.push(Instant::now()),
-                    Method::DELETE => noted.1 += 1,
+                    Method::PUT | Method::POST => noted.renewals.push(Instant::now()),
+                    Method::DELETE => noted.removed.push(asked.path.clone()),
                     _ => {}
                 }
                 tasks.spawn(async move {
@@ -291,11 +286,11 @@ mod tests {
         (client, noted)
     }
 
-    fn writer(client: &Arc<Client>) -> (ImportWriter, Lease) {
+    fn writer(client: &Arc<Client>, extras: ImportExtras) -> (ImportWriter, Lease) {
         let (_, reader) = Publisher::new(Mesh::new(Vec::new(), Vec::new()).snapshot());
         let world = LaterReader::default();
         assert!(world.set(reader).is_ok());
-        let knows = (Knows::OtherClusters, ImportExtras::default());
+        let knows = (Knows::OtherClusters, extras);
         let turns = ImportWriter::new(client.clone(), knows, (ClusterId::new("east"), world));
         let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OtherClusters };
         let lease = Lease::new(client.clone(), spec, turns.lease());
@@ -306,25 +301,46 @@ mod tests {
     async fn the_lease_is_renewed_in_time_however_many_objects_of_all_kinds_are_written() {
         let scope = Scope::default();
         let (client, noted) = serve(&scope, Duration::from_millis(50)).await;
-        let (mut turns, mut lease) = writer(&client);
+        let (mut turns, mut lease) = writer(&client, ALL);
         let there = Arc::new(to_be_removed());
         let begun = Instant::now();
-        while noted.lock().expect("no panic").1 < 3 * OF_EACH_KIND {
+        while noted.lock().expect("no panic").removed.len() < 3 * OF_EACH_KIND {
             let pause = turns.turn(&there, &mut lease).await.expect("the server answers");
             sleep(pause).await;
             // Each removal takes two requests, and eight are made at the same time.
-            assert!(begun.elapsed() < Duration::from_secs(12), "{:?}", noted.lock().expect("no panic"));
+            assert!(begun.elapsed() < Duration::from_secs(12));
         }
-        let renewals = noted.lock().expect("no panic").0.clone();
+        let renewals = noted.lock().expect("no panic").renewals.clone();
         let longest = renewals.windows(2).map(|pair| pair[1] - pair[0]).max().expect("several");
         assert!(longest < Duration::from_millis(2_500), "{longest:?}");
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn what_the_config_does_not_ask_for_is_left_to_other_writers() {
+        let removed = async |extras: ImportExtras| {
+            let scope = Scope::default();
+            let (client, noted) = serve(&scope, Duration::ZERO).await;
+            let (mut turns, mut lease) = writer(&client, extras);
+            let mut there = to_be_removed();
+            let of_cluster = SliceContent { of: SliceOf::Cluster("west".into()), ..slice() };
+            for slice in there.slices.values_mut().take(10) {
+                *slice = Some(Arc::new(of_cluster.clone()));
+            }
+            turns.turn(&Arc::new(there), &mut lease).await.expect("the server answers");
+            let noted = noted.lock().expect("no panic");
+            ["services", "endpointslices", "serviceimports"].map(|plural| noted.removed(plural))
+        };
+        let none = ImportExtras::default();
+        assert_eq!(removed(none).await, [0, 0, 200]);
+        assert_eq!(removed(ImportExtras { slices: true, ..none }).await, [0, 10, 200]);
+        assert_eq!(removed(ImportExtras { derived_services: true, ..none }).await, [200, 190, 200]);
     }
 
     #[tokio::test(start_paused = true)]
     async fn a_server_that_does_not_answer_ends_the_writes_before_the_lease_is_lost() {
         let scope = Scope::default();
         let (client, _) = serve(&scope, Duration::from_secs(4)).await;
-        let (mut turns, mut lease) = writer(&client);
+        let (mut turns, mut lease) = writer(&client, ALL);
         let there = Arc::new(to_be_removed());
         let begun = Instant::now();
         // The Lease is read and written until the eighth second, and counts from the fourth. A removal would take until the sixteenth.

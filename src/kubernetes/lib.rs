@@ -13,8 +13,8 @@
 //!   in which clusters are found, and the registries of these clusters.
 //! - `exports`: writes the conditions of ServiceExports. `gateway_api`: evaluates Gateways and routes of the Gateway API, and writes
 //!   their status. `imports`: writes ServiceImports; `import_slices`: their EndpointSlices; `import_services`: Services with a
-//!   virtual address for them; `import_objects`: which of these a cluster should have; `import_gateways`: the addresses of gateways
-//!   in them; `own_objects`: creates, changes and removes all three. `writer`: the task of each of the three; `lease`: which replica writes; `notes`: what each replica serves;
+//!   virtual address for them; `import_objects`: which of these a cluster should have; `own_objects`: creates, changes and
+//!   removes all three. `writer`: the task of each of the three; `lease`: which replica writes; `notes`: what each replica serves;
 //!   `writing`: whether it can. `remote`: makes kubeconfigs for other clusters. `reviews`: has tokens reviewed.
 //! - `scripted`: an API server in memory, for tests. `testing`: a cluster with objects of the Gateway API, for tests.
 //!
@@ -40,7 +40,6 @@ mod entries;
 mod exports;
 mod gateway_api;
 mod gateways;
-mod import_gateways;
 mod import_objects;
 mod import_services;
 mod import_slices;

@@ -165,11 +165,12 @@ keys! {
         SERVICE_IMPORTS "serviceImports": form::Choice<ServiceImports> = ServiceImports::default();
         /// With `true`, the registry also writes EndpointSlices for these ServiceImports; requires `serviceImports: write`. They have
         /// the endpoints of each exporting cluster that are on the network of the registry, up to 1,000 per cluster and address
-        /// family, and the label `endpointslice.kubernetes.io/managed-by: isthmus.io`.
+        /// family, and the label `endpointslice.kubernetes.io/managed-by: isthmus.io`. Those that were written stay when it is turned off.
         SLICES "slices": form::Boolean = false;
         /// With `true`, the registry also writes a Service with a cluster IP for each of these ServiceImports whose service the
         /// cluster does not export, so that pods outside the mesh reach the service
-        /// (docs/kubernetes.md). Requires `serviceImports: write`, and cannot be used with `serviceEntries`.
+        /// (docs/kubernetes.md). Those that were written stay when it is turned off. Requires `serviceImports: write`, and
+        /// cannot be used with `serviceEntries`.
         DERIVED_SERVICES "derivedServices": form::Boolean = false;
     } + TRUST_DOMAIN + MESH_CONFIG + SYSTEM + NAMESPACES + MANUAL_ENDPOINTS + DESTINATION_RULES + SERVICE_ENTRIES + REPLICAS + GATEWAYS
 

@@ -28,8 +28,7 @@ impl Watched for DerivedService {
     const FACTS: Facts = Facts {
         plural: "services",
         labels: "app.kubernetes.io%2Fmanaged-by%3Disthmus,multicluster.kubernetes.io%2Fservice-name",
-        // Without `derivedServices`, those of an earlier config are removed.
-        is_wanted: |spec| spec.import_writer.is_some(),
+        is_wanted: |spec| spec.import_writer.is_some() && spec.import_extras.derived_services,
         ..Facts::CORE
     };
 

@@ -30,8 +30,7 @@ impl Watched for ImportedSlice {
         plural: "endpointslices",
         versions: &["apis/discovery.k8s.io/v1"],
         labels: "endpointslice.kubernetes.io%2Fmanaged-by%3Disthmus.io",
-        // Without `slices`, those of an earlier config are removed.
-        is_wanted: |spec| spec.import_writer.is_some(),
+        is_wanted: |spec| spec.import_writer.is_some() && spec.import_extras.has_slices(),
         ..Facts::CORE
     };
 
