@@ -16,7 +16,7 @@ use super::kinds::service_export::ExportCondition;
 use super::lease::{Lease, RENEW_EVERY};
 use super::table::ObjectKey;
 use super::writer::Turns;
-use super::writing::{Duty, Lack, Refused, Writing};
+use super::writing::{Duty, Lack, Refused, Writing, rotate};
 use isthmus_aggregator::spec::kubernetes::Knows;
 use isthmus_model::place::ClusterId;
 use isthmus_snapshot::Snapshot;
@@ -76,11 +76,14 @@ pub(super) struct ExportWriter {
     /// that they need not be written again.
     written: BTreeMap<ObjectKey, Vec<ExportCondition>>,
     refused: Refused<ObjectKey>,
+    /// The export that was written last.
+    last: Option<ObjectKey>,
 }
 
 impl ExportWriter {
     pub(super) fn new(client: Arc<Client>, knows: Knows, (cluster, world): (ClusterId, LaterReader)) -> Self {
-        Self { client, knows, cluster, world, written: BTreeMap::new(), refused: Refused::new() }
+        let (written, refused) = (BTreeMap::new(), Refused::new());
+        Self { client, knows, cluster, world, written, refused, last: None }
     }
 }
 
@@ -117,11 +120,13 @@ impl Turns for ExportWriter {
             let is_due = export.differs() && self.written.get(key) != Some(&export.wanted);
             is_due.then(|| (key.clone(), export))
         });
-        let due: Vec<_> = due.collect();
+        let mut due: Vec<_> = due.collect();
+        rotate(&mut due, |(key, _)| self.last.as_ref().is_some_and(|last| key <= last));
         for (key, export) in due {
             if term.is_over() {
                 break;
             }
+            self.last = Some(key.clone());
             match term.within(self.write(&key, &export)).await? {
                 Ok(()) => {
                     self.written.insert(key, export.wanted);

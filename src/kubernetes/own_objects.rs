@@ -15,7 +15,7 @@ use super::kinds::Kind;
 use super::kinds::own_object::OwnObject;
 use super::lease::Term;
 use super::table::ObjectKey;
-use super::writing::{Duty, LastWrite, Refused, TOGETHER, Writing};
+use super::writing::{Duty, LastWrite, Refused, TOGETHER, Writing, rotate};
 use isthmus_telemetry::clock::rfc3339;
 
 /// The objects that a cluster should have.
@@ -47,11 +47,13 @@ pub(super) struct OwnObjects<O: OwnObject> {
     duty: &'static Duty,
     written: BTreeMap<ObjectKey, Written<O::Content>>,
     refused: Refused<ObjectKey>,
+    /// The last object that was written, and whether it was removed.
+    last: Option<(bool, ObjectKey)>,
 }
 
 impl<O: OwnObject> OwnObjects<O> {
     pub(super) fn new(client: Arc<Client>, duty: &'static Duty) -> Self {
-        Self { client, duty, written: BTreeMap::new(), refused: Refused::new() }
+        Self { client, duty, written: BTreeMap::new(), refused: Refused::new(), last: None }
     }
 
     /// Forgets what was written, because another replica writes now.
@@ -87,11 +89,15 @@ impl<O: OwnObject> OwnObjects<O> {
             let has = there.get(key).and_then(Option::as_deref);
             !self.refused.contains(key) && self.is_due(key, step, has)
         });
+        let place = |(key, step): &(ObjectKey, Step<O::Content>)| (step.wanted().is_none(), key.clone());
+        rotate(&mut due, |one| self.last.as_ref().is_some_and(|last| place(one) <= *last));
         let mut is_refused = false;
         for some in due.chunks(TOGETHER) {
             if term.is_over() {
                 break;
             }
+            // Those that the server does not answer are the last of the next turn.
+            self.last = some.last().map(place);
             let results = term.within(join_all(some.iter().map(|(key, step)| self.make(key, step)))).await?;
             for ((key, step), result) in some.iter().zip(results) {
                 let kept = match result {
@@ -233,8 +239,8 @@ impl<C> Step<C> {
     }
 }
 
-/// Returns the writes that make the objects of a cluster those that it should have. `is_held_back` is asked before an object is
-/// changed or removed.
+/// Returns the writes that make the objects of a cluster those that it should have, the removals last, each sorted by key.
+/// `is_held_back` is asked before an object is changed or removed.
 fn steps<C: PartialEq>(
     wanted: &Wanted<C>,
     there: &There<C>,

@@ -53,6 +53,13 @@ impl LastWrite {
     }
 }
 
+/// Puts the objects after those that are done first, so that objects that are due in every turn do not hold up the others. The objects
+/// are sorted, and `is_done` is true up to the one that was written last.
+pub(super) fn rotate<T>(due: &mut [T], is_done: impl FnMut(&T) -> bool) {
+    let at = due.partition_point(is_done);
+    due.rotate_left(at);
+}
+
 /// The writes of a task, and the right that they need.
 #[derive(Debug)]
 pub(super) struct Duty {
@@ -207,6 +214,16 @@ mod tests {
         tokio::time::advance(Duration::from_millis(1)).await;
         refused.forget(|_| true);
         assert_eq!(refused.len(), 0);
+    }
+
+    #[test]
+    fn a_turn_begins_after_the_object_that_was_written_last() {
+        let after = |last: u8| {
+            let mut due = [1, 3, 5];
+            rotate(&mut due, |at| *at <= last);
+            due
+        };
+        assert_eq!([0, 1, 4, 5, 9].map(after), [[1, 3, 5], [3, 5, 1], [5, 1, 3], [1, 3, 5], [1, 3, 5]]);
     }
 
     #[test]
