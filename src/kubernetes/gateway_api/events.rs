@@ -19,7 +19,7 @@ use isthmus_telemetry::clock::rfc3339;
 const AGAIN_AFTER: Duration = Duration::from_secs(60);
 /// The largest number of events of one turn. The status has what the others would say.
 const SENT_MAX: usize = 40;
-/// The pause after the API server has refused an event.
+/// The pause after the API server has refused an event, or has not answered.
 const PAUSE: Duration = Duration::from_secs(60);
 
 /// The program that sends the events.
@@ -44,7 +44,7 @@ pub(super) struct Events {
     sent: BTreeMap<(Arc<str>, &'static str), Instant>,
     /// The number of events that this turn may still send.
     left: usize,
-    /// When the API server refused an event.
+    /// When the API server refused an event, or did not answer.
     refused: Option<Instant>,
 }
 
@@ -74,9 +74,14 @@ impl Events {
             self.sent.insert((about.uid.clone(), reason), Instant::now());
             if let Err(fault) = self.post(about, (reason, &message)).await {
                 tracing::debug!(%fault, "no event was sent");
-                self.refused = Some(Instant::now());
+                self.refuse();
             }
         }
+    }
+
+    /// Sends no events for [`PAUSE`].
+    pub(super) fn refuse(&mut self) {
+        self.refused = Some(Instant::now());
     }
 
     /// Creates an event, or renews the one that the object has for this reason.

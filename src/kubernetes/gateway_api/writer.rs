@@ -18,7 +18,7 @@ use super::super::kinds::gateway_status::Stamp;
 use super::super::lease::{Lease, RENEW_EVERY};
 use super::super::notes::Served;
 use super::super::writer::Turns;
-use super::super::writing::{Duty, Lack, LastWrite, Refused, TOGETHER, Writing};
+use super::super::writing::{Duty, Lack, LastWrite, Refused, TOGETHER, Writing, rotate};
 use super::events::{About, Events};
 use super::listeners::{ParentId, ParentKind};
 use super::replicas::{Replica, counting};
@@ -105,6 +105,8 @@ pub(crate) struct StatusWriter {
     /// The statuses that were written last.
     written: BTreeMap<Target, Written>,
     refused: Refused<Target>,
+    /// The object whose status was written last.
+    last: Option<Target>,
     events: Events,
     /// The generations of Gateways that not every replica serves, and since when.
     waiting: BTreeMap<Target, (i64, Instant)>,
@@ -122,6 +124,7 @@ impl StatusWriter {
             world,
             written: BTreeMap::new(),
             refused: Refused::new(),
+            last: None,
             waiting: BTreeMap::new(),
             has_served: false,
         }
@@ -184,14 +187,17 @@ impl Turns for StatusWriter {
             (digest != wanted.stamp.digest && !is_written)
                 .then(|| (target.clone(), wanted.clone(), status, digest))
         });
-        let differing: Vec<_> = differing.collect();
+        let mut differing: Vec<_> = differing.collect();
+        rotate(&mut differing, |(target, ..)| self.last.as_ref().is_some_and(|last| target <= last));
         self.events.begin();
         for some in differing.chunks(TOGETHER) {
             if term.is_over() {
                 break;
             }
+            self.last = some.last().map(|(target, ..)| target.clone());
             let writes = some.iter().map(|(target, wanted, status, _)| self.write(target, wanted, status));
             let results = term.within(join_all(writes)).await?;
+            let mut told = Vec::new();
             for ((target, wanted, status, digest), result) in some.iter().zip(results) {
                 match result {
                     Ok(()) => {
@@ -199,9 +205,7 @@ impl Turns for StatusWriter {
                         let before = self.written.get(target).and_then(|before| before.of(&uid, *digest));
                         let (last, digest) = (LastWrite::now(before), *digest);
                         self.written.insert(target.clone(), Written { uid: uid.clone(), digest, last });
-                        if let Some(about) = about(target, &uid) {
-                            term.within(self.events.send(about, status)).await?;
-                        }
+                        told.push((target, uid, status));
                     }
                     // The object has changed, and the watch will report the new version.
                     Err(fault) if fault.status() == Some(StatusCode::CONFLICT) => {}
@@ -209,6 +213,13 @@ impl Turns for StatusWriter {
                         self.refused.insert(target.clone(), &fault, Self::DUTY);
                     }
                     Err(fault) => return Err(fault),
+                }
+            }
+            for (target, uid, status) in &told {
+                let Some(about) = about(target, uid) else { continue };
+                // A server that does not answer costs the events, but not the turn.
+                if term.within(self.events.send(about, status)).await.is_err() {
+                    self.events.refuse();
                 }
             }
             // The turn ends, so that a right that is missing for all objects is tried only once per turn.
@@ -346,6 +357,7 @@ mod tests {
 
     use super::super::super::notes::Note;
     use super::super::super::scripted;
+    use super::super::super::table::ObjectKey;
     use super::super::super::testing::spec_of;
     use super::*;
     use isthmus_aggregator::spec::kubernetes::Knows;
@@ -433,6 +445,49 @@ mod tests {
         }
         let written: Vec<Instant> = std::iter::from_fn(|| patches.try_recv().ok()).collect();
         assert_eq!(written, [begun, begun + Duration::from_secs(30)]);
+    }
+
+    #[tokio::test(start_paused = true)]
+    async fn a_server_that_takes_no_events_loses_no_status() {
+        let scope = Scope::default();
+        let (client, mut requests) = scripted::server(&scope).await;
+        let (noted, mut patches) = mpsc::channel(64);
+        scope.spawn(async move {
+            let mut events = Vec::new();
+            loop {
+                let asked = requests.next().await;
+                let body = asked.body.clone();
+                match asked.method {
+                    Method::GET if asked.path.contains("/leases/") => asked.with(StatusCode::NOT_FOUND, "{}"),
+                    Method::GET => asked.with(StatusCode::OK, r#"{"metadata":{"resourceVersion":"1"}}"#),
+                    Method::PATCH => {
+                        let _ = noted.try_send(asked.path.clone());
+                        asked.with(StatusCode::OK, "{}");
+                    }
+                    _ if asked.path.contains("/events") => events.push(asked),
+                    _ => asked.with(StatusCode::OK, body),
+                }
+            }
+        });
+        let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OwnCluster };
+        let mut lease = Lease::new(client.clone(), spec, "isthmus-gateway-api-isthmus".into());
+        let mut writer = StatusWriter::new(client, &spec_of("isthmus"), LaterReader::default());
+        let status = Status {
+            conditions: vec![("Programmed", Verdict::no("Invalid", "no listener"))],
+            ..wanted(1).status
+        };
+        let due = (0..4).map(|at| {
+            let key = ObjectKey { namespace: "n".into(), name: format!("g{at}").into() };
+            let stamp = Stamp { uid: format!("{at}").into(), ..wanted(1).stamp };
+            let wanted = Wanted { served: None, status: status.clone(), stamp, ..wanted(1) };
+            (Target::Parent((ParentKind::Gateway, key)), Arc::new(wanted))
+        });
+        let due = Arc::new(due.collect::<Due>());
+        for _ in 0..2 {
+            writer.turn(&due, &mut lease).await.expect("an event is no part of the turn");
+        }
+        let written: Vec<String> = std::iter::from_fn(|| patches.try_recv().ok()).collect();
+        assert_eq!(written.len(), 4, "each status is written once: {written:?}");
     }
 
     #[tokio::test(start_paused = true)]
