@@ -52,6 +52,8 @@ pub(super) enum Fault {
     Tls(String),
     #[error("there was no answer within {} s", .0.as_secs())]
     Late(Duration),
+    #[error("the server did not answer before the Lease had to be renewed")]
+    Overdue,
     #[error("the connection broke: {0}")]
     Broken(String),
     /// The server answered with another status than 2xx.
@@ -90,7 +92,7 @@ impl Fault {
     /// asked for a pause.
     pub(super) fn is_of_server(&self) -> bool {
         match self {
-            Self::Unreachable(_) | Self::Tls(_) | Self::Late(_) | Self::Broken(_) => true,
+            Self::Unreachable(_) | Self::Tls(_) | Self::Late(_) | Self::Overdue | Self::Broken(_) => true,
             Self::Refused { status, retry_after, .. } => status.is_server_error() && retry_after.is_none(),
             Self::Access(_) | Self::Answer(_) => false,
         }

@@ -179,7 +179,7 @@ impl Term {
     pub(super) fn within<T>(self, writes: impl Future<Output = T>) -> impl Future<Output = Result<T, Fault>> {
         // The futures of requests are large.
         let writes = Box::pin(timeout_at(self.end, writes));
-        async move { writes.await.map_err(|_| Fault::Late(RENEW_WITHIN)) }
+        async move { writes.await.map_err(|_| Fault::Overdue) }
     }
 
     /// Returns the time until the next turn: none if there may be further writes.

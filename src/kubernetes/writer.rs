@@ -9,7 +9,7 @@ use tokio::time::sleep;
 
 use super::client::{Client, Fault};
 use super::lease::{Lease, RENEW_EVERY};
-use super::writing::{Duty, Writing};
+use super::writing::{Duty, Lack, Writing};
 use isthmus_aggregator::spec::kubernetes::LeaseSpec;
 use isthmus_model::place::ClusterId;
 use isthmus_registry::change::Report;
@@ -45,7 +45,7 @@ pub(super) trait Turns: Send + 'static {
 pub(super) struct Writer<O> {
     objects: watch::Sender<Arc<O>>,
     writing: watch::Receiver<Writing>,
-    duty: &'static Duty,
+    lack: Lack,
     task: AbortHandle,
 }
 
@@ -61,7 +61,7 @@ impl<O: Default + Send + Sync + 'static> Writer<O> {
         let (result, writing) = watch::channel(Writing::default());
         let lease = Lease::new(client, spec, turns.lease());
         let task = run(turns, lease, objects_there, (cluster.clone(), result), stop.receiver());
-        Self { objects, writing, duty: T::DUTY, task: scope.spawn(task).abort_handle() }
+        Self { objects, writing, lack: T::DUTY.lack, task: scope.spawn(task).abort_handle() }
     }
 
     /// Tells the writer which objects are there now.
@@ -71,7 +71,7 @@ impl<O: Default + Send + Sync + 'static> Writer<O> {
 
     /// Adds the result of the last turn to the report on the registry.
     pub(super) fn describe(&self, report: &mut Report) {
-        self.writing.borrow().describe(self.duty, report);
+        self.writing.borrow().describe(self.lack, report);
     }
 }
 
@@ -95,8 +95,8 @@ async fn run<T: Turns>(
             Ok(pause) => (turns.result(), pause),
             Err(fault) => Writing::of_turn(&fault, T::DUTY),
         };
-        writing.publish(&result, |why| {
-            tracing::info!(cluster = cluster.as_str(), "{}: {why}", T::DUTY.subject);
+        writing.publish(&result, |subject, why| {
+            tracing::info!(cluster = cluster.as_str(), "{subject}: {why}");
         });
         let settle = T::SETTLE.filter(|_| lease.is_held());
         tokio::select! {
@@ -119,7 +119,6 @@ mod tests {
 
     use super::super::gateway_api::writer::StatusWriter;
     use super::super::scripted;
-    use super::super::writing::Lack;
     use super::*;
     use http::StatusCode;
     use isthmus_aggregator::spec::kubernetes::Knows;

@@ -86,8 +86,8 @@ pub(super) enum Writing {
     /// Everything was written, or nothing had to be.
     #[default]
     Works,
-    /// The API server forbids it.
-    Forbidden(String),
+    /// The API server forbids the writes of this subject.
+    Forbidden(&'static str, String),
     /// The attempt failed for another reason, which is a problem of the registry.
     Fails(String),
 }
@@ -97,7 +97,8 @@ impl Writing {
         let Duty { subject, grant, .. } = duty;
         match fault.status() {
             Some(StatusCode::FORBIDDEN) => {
-                Self::Forbidden(format!("not written: {fault}; the chart grants the right with {grant}"))
+                let why = format!("not written: {fault}; the chart grants the right with {grant}");
+                Self::Forbidden(subject, why)
             }
             _ => Self::Fails(format!("cannot write the {subject}: {fault}")),
         }
@@ -106,7 +107,12 @@ impl Writing {
     /// Returns the result of a turn that failed, and the time until the next one.
     pub(super) fn of_turn(fault: &Fault, duty: &Duty) -> (Self, Duration) {
         let writing = Self::of(fault, duty);
-        let pause = if matches!(writing, Self::Forbidden(_)) { PAUSE } else { RENEW_EVERY };
+        let pause = match (&writing, fault) {
+            (Self::Forbidden(..), _) => PAUSE,
+            // The Lease has to be renewed at once.
+            (_, Fault::Overdue) => Duration::ZERO,
+            _ => RENEW_EVERY,
+        };
         (writing, pause)
     }
 
@@ -116,13 +122,13 @@ impl Writing {
     }
 
     /// Publishes the result if it is new; calls `log` for a right that is missing since now.
-    pub(super) fn publish(self, to: &watch::Sender<Self>, log: impl FnOnce(&str)) {
+    pub(super) fn publish(self, to: &watch::Sender<Self>, log: impl FnOnce(&str, &str)) {
         to.send_if_modified(|known| {
             let is_new = *known != self;
-            if let Self::Forbidden(why) = &self
+            if let Self::Forbidden(subject, why) = &self
                 && is_new
             {
-                log(why);
+                log(subject, why);
             }
             *known = self;
             is_new
@@ -130,12 +136,12 @@ impl Writing {
     }
 
     /// Adds this to the report on how a registry is read.
-    pub(super) fn describe(&self, duty: &Duty, report: &mut Report) {
+    pub(super) fn describe(&self, lack: Lack, report: &mut Report) {
         match self {
             Self::Works => {}
-            Self::Forbidden(why) => match duty.lack {
-                Lack::Fact => report.facts.push((duty.subject, why.clone())),
-                Lack::Problem => report.problems.push(format!("{}: {why}", duty.subject)),
+            Self::Forbidden(subject, why) => match lack {
+                Lack::Fact => report.facts.push((subject, why.clone())),
+                Lack::Problem => report.problems.push(format!("{subject}: {why}")),
             },
             Self::Fails(why) => report.problems.push(why.clone()),
         }
@@ -190,9 +196,14 @@ mod tests {
             let duty = Duty { subject: "status", grant: "a.value", lack };
             let mut report = Report::default();
             let fault = Fault::Refused { status, message: "no".into(), retry_after: None };
-            Writing::of(&fault, &duty).describe(&duty, &mut report);
+            Writing::of(&fault, &duty).describe(lack, &mut report);
             (report.facts.len(), report.problems.len())
         };
+        let duty = Duty { subject: "slices", grant: "a.value", lack: Lack::Problem };
+        let fault = Fault::Refused { status: StatusCode::FORBIDDEN, message: "no".into(), retry_after: None };
+        let mut report = Report::default();
+        Writing::Works.or(Writing::of(&fault, &duty)).describe(Lack::Problem, &mut report);
+        assert!(report.problems[0].starts_with("slices: not written: "), "whoever reports it");
         assert_eq!(reported(StatusCode::FORBIDDEN, Lack::Fact), (1, 0));
         assert_eq!(reported(StatusCode::FORBIDDEN, Lack::Problem), (0, 1));
         assert_eq!(reported(StatusCode::INTERNAL_SERVER_ERROR, Lack::Fact), (0, 1));
@@ -206,7 +217,7 @@ mod tests {
         let fault = |status| Fault::Refused { status, message: "no".into(), retry_after: None };
         let (forbidden, failing) = (fault(StatusCode::FORBIDDEN), fault(StatusCode::INTERNAL_SERVER_ERROR));
         let pause = |fault| Writing::of_turn(fault, &duty).1.as_secs();
-        assert_eq!((pause(&forbidden), pause(&failing)), (60, 2));
+        assert_eq!((pause(&forbidden), pause(&failing), pause(&Fault::Overdue)), (60, 2, 0));
         refused.insert(1, &forbidden, &duty);
         tokio::time::advance(Duration::from_millis(59_999)).await;
         refused.forget(|_| true);
@@ -237,6 +248,6 @@ mod tests {
         }
         assert!(matches!(refused.result(), Writing::Fails(_)));
         refused.forget(|object| *object == 1);
-        assert!(matches!(refused.result(), Writing::Forbidden(_)) && refused.len() == 1);
+        assert!(matches!(refused.result(), Writing::Forbidden(..)) && refused.len() == 1);
     }
 }
