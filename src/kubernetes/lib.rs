@@ -7,8 +7,8 @@
 //!   all kinds have in common. `table`, `interner`: how records are kept.
 //! - `index`: the objects of a cluster, and the items made from them. `endpoints`: converts slices to endpoints, and decides
 //!   which of them are believed. `entries`: the endpoints of ServiceEntries and WorkloadEntries; `claims`: the hosts and addresses
-//!   that these may have. `demand`: how many pods a service is meant to have. `gateways`: the gateways of networks. `authorization`: the policies of
-//!   ztunnels. `mutual_tls`: the ports on which the mesh's mutual TLS is off.
+//!   that these may have. `demand`: how many pods a service is meant to have. `gateways`: the gateways of networks.
+//!   `authorization`: the policies of ztunnels. `mutual_tls`: the ports on which the mesh's mutual TLS is off.
 //! - `registry`: one cluster as a registry. `clusters`: finds clusters while the gateway runs. `sources`: all places of a config
 //!   in which clusters are found, and the registries of these clusters.
 //! - `exports`: writes the conditions of ServiceExports. `gateway_api`: evaluates Gateways and routes of the Gateway API, and writes

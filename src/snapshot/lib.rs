@@ -4,10 +4,12 @@
 //! admission a few hash look-ups. [`build`] makes it from [`inputs`]; nothing in it changes afterwards. The crate `decisions` has the
 //! functions over it.
 //!
-//! - Tables of admission: [`routes`] ([`listener_routes`]: those of one listener), [`exports`], [`exported`], [`owners`], [`candidates`], [`gateway_table`] (the Gateway API).
-//! - Merged: [`service_view`] (a service of several registries; `claimants`: those that have its name), [`port_endpoint`], [`clusterset`], [`clusterset_service`],
-//!   [`networks`], [`trust_roots`]; for ztunnels alone: [`ambient`].
-//! - [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`demand`] (endpoints that were lost), [`unread`] (registries), [`virtual_addresses`] of imported services.
+//! - Tables of admission: [`routes`] ([`listener_routes`]: those of one listener), [`exports`], [`exported`], [`owners`],
+//!   [`candidates`], [`gateway_table`] (the Gateway API).
+//! - Merged: [`service_view`] (a service of several registries; `claimants`: those that have its name), [`port_endpoint`],
+//!   [`clusterset`], [`clusterset_service`], [`networks`], [`trust_roots`]; for ztunnels alone: [`ambient`].
+//! - [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`demand`] (endpoints that were lost), [`unread`]
+//!   (registries), [`virtual_addresses`] of imported services.
 //! - Changes: [`delta`]. `testing`: meshes for tests.
 
 pub mod ambient;

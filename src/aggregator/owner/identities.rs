@@ -18,8 +18,8 @@ use isthmus_snapshot::recent::{Recent, RecentIdentities, declared};
 const TOLD_AFTER: Duration = Duration::from_secs(1);
 /// The time for which a lost identity is given to clients. Gateways that read the registry late connect to its endpoints until then.
 const KEPT: Duration = Duration::from_secs(300);
-/// The largest number of changes that are remembered. The services that have the most give way: all changes of such a service take
-/// effect at once, and the burst of one ServiceEntry costs no other service anything.
+/// The largest number of changes that are remembered. If there are more, services with the most changes get theirs without delay or
+/// grace, so that the burst of one ServiceEntry costs no other service anything.
 const CHANGES_MAX: usize = 10_000;
 
 /// A change of the identities of a service.
