@@ -36,6 +36,11 @@ impl LastWrite {
         Self { at: Instant::now(), is_seen: false, is_repair: before.is_some_and(Self::is_recent) }
     }
 
+    /// Returns true until the interval of turns is over, in which an object is written once at most.
+    pub(super) fn is_fresh(&self) -> bool {
+        self.at.elapsed() < RENEW_EVERY
+    }
+
     /// Returns true for [`AGAIN_AFTER`] after the write.
     pub(super) fn is_recent(&self) -> bool {
         self.at.elapsed() < AGAIN_AFTER
