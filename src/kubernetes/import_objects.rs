@@ -149,7 +149,7 @@ impl ImportObjects {
             .then(|| Derived::of(snapshot, &service, (key, &import), place));
         if let Some(derived) = derived.flatten() {
             let addresses = there.addresses.get(&derived.key).map(Vec::as_slice);
-            derived.complete(addresses.unwrap_or_default(), &mut import);
+            derived.complete(addresses.unwrap_or_default(), &there.slices, &mut import);
             self.services.insert(derived.key.clone(), Arc::new(derived.content));
             beside.service = Some(derived.key);
             slices.extend(derived.slices);
@@ -184,7 +184,12 @@ impl Imports {
             let service = [self, before].into_iter().find_map(|all| all.services.get(key)?.as_ref())?;
             Some(owner_of(key, &service.import).1)
         };
-        objects.chain(services.filter_map(import)).collect()
+        let of_slices = |all: &Self, other: &Self| -> Vec<ObjectKey> {
+            let new = all.slices.iter().filter(|(key, _)| !other.slices.contains_key(*key));
+            new.filter_map(|(key, slice)| Some(owner_of(key, &slice.as_ref()?.import).1)).collect()
+        };
+        let slices = of_slices(self, before).into_iter().chain(of_slices(before, self));
+        objects.chain(services.filter_map(import)).chain(slices).collect()
     }
 }
 
@@ -355,6 +360,16 @@ mod tests {
         run.there = Arc::new(there.clone());
         assert_eq!(run.step(&Dirty::default()), [content.import.as_str()]);
         assert_eq!(run.objects.imports[&import(&content.import)].ips, ["10.96.0.1"]);
+        let ready = |run: &Run| run.objects.imports[&import(&content.import)].ready.clone().expect("derived");
+        assert!(ready(&run).message.contains("no EndpointSlice"), "{:?}", ready(&run));
+        let is_of_it = |slice: &&(ObjectKey, Arc<SliceContent>)| slice.1.import == content.import;
+        let slices: Vec<_> = run.objects.slices.iter().map(|(key, one)| (key.clone(), one.clone())).collect();
+        there
+            .slices
+            .extend(slices.iter().filter(is_of_it).map(|(key, one)| (key.clone(), Some(one.clone()))));
+        run.there = Arc::new(there.clone());
+        assert_eq!(run.step(&Dirty::default()), [content.import.as_str()]);
+        assert_eq!(ready(&run).status, "True");
         there.objects.insert(import("c"), None);
         run.there = Arc::new(there.clone());
         assert_eq!(run.step(&Dirty::default()), ["c"]);

@@ -12,6 +12,7 @@ use super::import_slices::{ENDPOINTS_MAX, cut};
 use super::kinds::derived_service::DerivedContent;
 use super::kinds::imported_slice::{ImportedEndpoint, SliceContent, SliceOf};
 use super::kinds::service_import::{ImportContent, Ready};
+use super::own_objects::There;
 use super::table::ObjectKey;
 use isthmus_decisions::plain_client::plain_addresses;
 use isthmus_model::endpoint::Health;
@@ -72,13 +73,27 @@ impl Derived {
         Some(Self { key, content: derived, slices, ports, server_name })
     }
 
-    /// Completes the content of the import, to which the cluster has given these addresses.
-    pub(super) fn complete(&self, addresses: &[IpAddr], import: &mut ImportContent) {
+    /// Completes the content of the import, to whose Service the cluster has given these addresses. `there` are the slices in the
+    /// cluster: the API server may refuse those of the Service.
+    pub(super) fn complete(
+        &self,
+        addresses: &[IpAddr],
+        there: &There<SliceContent>,
+        import: &mut ImportContent,
+    ) {
         import.ips = addresses.iter().map(ToString::to_string).collect();
         if !addresses.is_empty() {
             import.ip_families = addresses.iter().map(|ip| family(*ip).to_owned()).collect();
         }
-        import.ready = Some(self.ready(&addresses.iter().map(|ip| family(*ip)).collect()));
+        let is_led = addresses.is_empty()
+            || self.slices.is_empty()
+            || self.slices.iter().any(|(slice, _)| there.contains_key(slice));
+        import.ready = Some(if is_led {
+            self.ready(&addresses.iter().map(|ip| family(*ip)).collect())
+        } else {
+            let message = format!("no EndpointSlice of the Service {} is written yet", self.key.name);
+            Ready { status: "False".to_owned(), reason: Ready::NONE.to_owned(), message }
+        });
     }
 
     /// Returns the number of ports that clients reach by addresses of these families, and the ways that lead nowhere.
@@ -102,7 +117,8 @@ impl Derived {
             }
             reached += 1;
             let lacking = families.difference(led);
-            unreached.extend(lacking.map(|family| format!("{port} by {family} (leads to no address of it)")));
+            unreached
+                .extend(lacking.map(|family| format!("{port} by {family} (no {family} address behind it)")));
         }
         (reached, unreached)
     }
@@ -116,7 +132,8 @@ impl Derived {
             shown.push(format!("{more} more"));
         }
         let shown = shown.join(", ");
-        let (status, reason, message) = match (families.is_empty(), reached, unreached.len()) {
+        // A family that leads nowhere is told, but a cluster of two families with gateways of one is as good as it can be.
+        let (status, reason, message) = match (families.is_empty(), reached, self.ports.len() - reached) {
             (true, ..) => {
                 ("False", Ready::NONE, format!("the Service {} has no cluster IP yet", self.key.name))
             }
@@ -124,7 +141,11 @@ impl Derived {
             (false, _, 0) => (
                 "True",
                 Ready::ALL,
-                format!("pods outside the mesh reach all ports by the TLS server name {}", self.server_name),
+                format!(
+                    "pods outside the mesh reach all ports by the TLS server name {}{}{shown}",
+                    self.server_name,
+                    if shown.is_empty() { "" } else { ", but not " }
+                ),
             ),
             (false, ..) => (
                 "True",
@@ -221,9 +242,11 @@ mod tests {
             told(
                 "True",
                 Ready::SOME,
-                "s: 443/TCP by IPv6 (leads to no address of it), 445/TCP (no endpoint)"
+                "s: 443/TCP by IPv6 (no IPv6 address behind it), 445/TCP (no endpoint)"
             )
         );
+        let lacking = "s by the TLS server name web.shop.svc.clusterset.local, but not 443/TCP by IPv6 (no IPv6 address behind it)";
+        assert_eq!(ready(&["IPv4", "IPv6"], &[Ok(["IPv4"].into())]), told("True", Ready::ALL, lacking));
         let (status, reason, _) = ready(&["IPv4", "IPv6"], &[both]);
         assert_eq!((&*status, &*reason), ("True", Ready::ALL));
     }

@@ -1,6 +1,6 @@
 //! Writes a ServiceImport for each service of the cluster set (KEP-1645), in the namespace of its name. Only one replica writes at a
-//! time: the holder of a Lease. Only imports with the label of this program (`kinds::own_object`) are changed or removed; an import of another program
-//! stays as it is, and none is written beside it. The same replica writes the EndpointSlices of the imports (`import_slices`) and the
+//! time: the holder of a Lease. Only imports with the label of this program (`kinds::own_object`) are changed or removed; an import
+//! of another program stays as it is, and none is written beside it. The same replica writes the EndpointSlices of the imports (`import_slices`) and the
 //! Services that are derived from them (`import_services`), if its config asks for them; otherwise it leaves them as they are, because
 //! another writer may want them.
 

@@ -152,7 +152,7 @@ fn a_client_outside_the_mesh_calls_a_service_of_another_cluster_by_its_import() 
     assert_eq!(
         ready(&imported, "message"),
         "pods outside the mesh reach this service by the TLS server name web.shop.svc.clusterset.local, but not these ports: \
-         443/TCP by IPv6 (leads to no address of it), 80/TCP (not a port of TLS), 53/UDP (not a TCP port)"
+         443/TCP by IPv6 (no IPv6 address behind it), 80/TCP (not a port of TLS), 53/UDP (not a TCP port)"
     );
     let fact = "ServiceImports with ports that pods outside the mesh do not reach";
     eventually("the report", || {
