@@ -45,8 +45,9 @@ struct Backend<'a> {
 #[derive(Clone, Debug, Default)]
 struct Destination {
     lead: Lead,
-    /// The servers that `use-server` lines choose, with the lines, the conditions and the settings of a route to that server alone.
-    chosen: Vec<(usize, When, Target)>,
+    /// The servers that `use-server` lines choose, with the lines, the conditions and the settings of a route to that server alone; `None`
+    /// if the server is left out.
+    chosen: Vec<(usize, When, Option<Target>)>,
 }
 
 struct Conversion<'a> {
@@ -336,5 +337,7 @@ impl<'a> Conversion<'a> {
     }
 }
 
+#[cfg(test)]
+mod refusals;
 #[cfg(test)]
 mod tests;

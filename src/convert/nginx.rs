@@ -493,4 +493,6 @@ fn listen_address(text: &str, is_v6_only: bool) -> Option<Bind> {
 }
 
 #[cfg(test)]
+mod refusals;
+#[cfg(test)]
 mod tests;

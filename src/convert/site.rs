@@ -216,16 +216,12 @@ impl Site {
         losses.remark(draft);
         let closed = self.closed(&ways, &lines_of, draft);
         self.unused(&ways, &losses.used, draft);
-        let routed: BTreeMap<Key, usize> = ways
-            .iter()
-            .enumerate()
-            .filter(|(_, way)| way.is_route())
-            .map(|(index, way)| (way.key.clone(), index))
-            .collect();
+        let at: BTreeMap<&Key, &Way<'_>> = ways.iter().map(|way| (&way.key, way)).collect();
         // A key that no rule for its clients names is needed only where the next wider key would lead them elsewhere.
         let is_needed = |way: &&Way<'_>| {
             let is_named = way.picked.is_some_and(|(_, rule)| keys_of(&rule.when).contains(&way.key));
-            let wider = way.key.wider().into_iter().find_map(|key| routed.get(&key)).map(|at| &ways[*at]);
+            // One without a route is a route that admits nobody.
+            let wider = way.key.wider().iter().find_map(|key| at.get(key)).filter(|wider| wider.is_route());
             let lead = |way: &Way<'_>| way.picked.map(|(number, _)| number);
             let is_same = wider.is_some_and(|wider| {
                 (lead(wider), &wider.admitted, &wider.by_alpn) == (lead(way), &way.admitted, &way.by_alpn)

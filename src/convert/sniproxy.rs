@@ -5,8 +5,7 @@ use std::net::Ipv6Addr;
 
 use super::blocks::{Directive, End, parse};
 use super::draft::{Claim, Draft, Endpoint, Fate, Listener, Target};
-use super::expressions::{further, patterns_of};
-use super::names::{How, Pattern};
+use super::expressions;
 use super::rules::{Lead, Rule, Then, When};
 use super::site::Site;
 use super::values::{bind_address, port_of, server_address};
@@ -151,18 +150,8 @@ fn listener<'a>(
             continue;
         };
         let proxy = rest.iter().any(|word| word == "proxy_protocol");
-        let patterns = match patterns_of(&unescaped(pattern)) {
-            Some(patterns) => {
-                let text = further(pattern, &patterns);
-                text.into_iter().for_each(|text| draft.remark(entry.line, Fate::Differs, text));
-                patterns
-            }
-            None => {
-                let text = format!("{pattern}: a regular expression has no counterpart");
-                draft.remark(entry.line, Fate::NotConverted, text);
-                vec![Pattern::new(How::Other, pattern)]
-            }
-        };
+        let expressions::Reading { patterns, lack } = expressions::read(&unescaped(pattern));
+        lack.into_iter().for_each(|(fate, text)| draft.remark(entry.line, fate, text));
         lead_on(entry.line, When::Names(patterns), address, proxy, draft);
     }
     if let Some((at, address, proxy)) = &fallback {

@@ -63,8 +63,8 @@ fn what_cannot_be_converted_is_listed_with_its_line() {
         1 + source.lines().position(|line| line.trim() == of).unwrap_or_else(|| panic!("no line {of}"))
     };
     for (of, fate, why) in [
-        ("acl legacy req.ssl_sni -i -m reg ^old[0-9]+", "not converted", "-m reg"),
-        ("use_backend old if legacy", "not converted", "-m reg"),
+        ("acl legacy req.ssl_sni -i -m reg ^old[0-9]+", "not converted", "a regular expression"),
+        ("use_backend old if legacy", "not converted", "a regular expression"),
         ("use_backend %[req.ssl_sni,lower,field(1,.)]", "not converted", "computed"),
         ("use_backend case if { req.ssl_sni Case.example.com }", "differs", "case"),
         ("bind 127.0.0.1:7443 accept-proxy", "differs", "proxyProtocol.from"),

@@ -78,7 +78,20 @@ impl<'a> Conversion<'a> {
                 lines.servers.iter().find(|server| line.words.get(1).is_some_and(|name| name == server.name));
             let condition = acls.condition(&line.texts()[line.words.len().min(2)..]);
             self.told(line, &condition, "its clients get one of all servers");
-            let Some(server) = server.filter(|_| condition.when != When::Unknown) else { continue };
+            if condition.when == When::Unknown {
+                continue;
+            }
+            let Some(server) = server else {
+                let text =
+                    format!("{}: no `server` line has this name; its clients are refused", line.quoted());
+                self.not_converted(line.number, text);
+                to.chosen.push((line.number, condition.when, None));
+                continue;
+            };
+            // HAProxy passes over a line whose server is down.
+            if server.settings.is("disabled") {
+                continue;
+            }
             // A server of the weight 0 has the clients of such a line alone.
             let mut settings = server.settings.clone();
             settings.weight = settings.weight.max(1);
@@ -86,11 +99,12 @@ impl<'a> Conversion<'a> {
             let mut alone = target.clone();
             self.add_server(&server, check.as_ref(), port, &mut alone);
             if alone.endpoints.is_empty() {
+                to.chosen.push((line.number, condition.when, None));
                 continue;
             }
             let text = format!("{}: while that server is down, HAProxy takes another one", line.quoted());
             self.draft.remark(line.number, Fate::Differs, text);
-            to.chosen.push((line.number, condition.when, alone));
+            to.chosen.push((line.number, condition.when, Some(alone)));
         }
         to.lead.target = (!whole.endpoints.is_empty()).then_some(whole);
         let of_defaults = defaults.unread.iter().map(|line| Rule::could_refuse(*line));

@@ -5,7 +5,8 @@ use std::collections::BTreeMap;
 
 use super::mapping::{Mapping, without_lower};
 use crate::Read;
-use crate::expressions::{further, patterns_of};
+use crate::draft::Fate;
+use crate::expressions::{self, Reading};
 use crate::names::{How, Pattern};
 use crate::rules::{SourceLimit, When};
 use crate::sources::Sources;
@@ -193,6 +194,14 @@ impl<'r> Acls<'r> {
             ("req.ssl_alpn" | "req_ssl_alpn", "")
                 if [None, Some("str"), Some("sub")].contains(&method) && !patterns.is_empty() =>
             {
+                // `str` compares the whole list of the client's protocols. Clients offer this one alone, as RFC 8737 demands.
+                if method != Some("sub") && patterns.iter().any(|pattern| pattern != "acme-tls/1") {
+                    return Condition::unknown(format!(
+                        "the condition {:?} is true only for clients that offer no other protocol, which `byAlpn` cannot ask; with `-m sub` \
+                         it can be converted",
+                        words.join(" ")
+                    ));
+                }
                 Condition::new(When::Any(patterns.into_iter().map(When::Protocol).collect()))
             }
             (sample, "") if limit(sample).is_some() => match &patterns[..] {
@@ -211,7 +220,11 @@ impl<'r> Acls<'r> {
                 (is_lower, rest) => match (Mapping::of(rest), method) {
                     (Some(map), Some("found")) => self.mapped(&map, is_lower, &|_| true),
                     (Some(map), None | Some("str")) => {
-                        self.mapped(&map, is_lower, &|value| patterns.iter().any(|pattern| pattern == value))
+                        let is_same = |pattern: &String, value: &str| match is_blind {
+                            true => pattern.eq_ignore_ascii_case(value),
+                            false => pattern == value,
+                        };
+                        self.mapped(&map, is_lower, &|value| patterns.iter().any(|one| is_same(one, value)))
                     }
                     _ => other(),
                 },
@@ -270,8 +283,9 @@ fn of_fetch(fetch: &str) -> (&str, &str) {
 fn is_of_other_bytes(sample: &str, method: Option<&str>, patterns: &[String]) -> bool {
     let is_first = ["payload(0,", "req.payload(0,"].iter().any(|start| sample.starts_with(start));
     let is_other = |pattern: &String| match method {
-        Some("bin") => pattern.len() >= 2 && !pattern.starts_with("16"),
-        None | Some("str" | "beg") => !pattern.is_empty() && !pattern.starts_with('\u{16}'),
+        // HAProxy reads the bytes of a payload as hexadecimal unless `-m` says otherwise.
+        None | Some("bin") => pattern.len() >= 2 && !pattern.starts_with("16"),
+        Some("str" | "beg") => !pattern.is_empty() && !pattern.starts_with('\u{16}'),
         Some(_) => false,
     };
     is_first && !patterns.is_empty() && patterns.iter().all(is_other)
@@ -293,11 +307,18 @@ fn names(method: Option<&str>, patterns: &[String], is_blind: bool, is_lower: bo
         return Condition::unknown("the condition has no name");
     }
     let has_capitals = |text: &str| text.bytes().any(|byte| byte.is_ascii_uppercase());
-    // A pattern with a capital never matches a name that is made lower before.
-    let can_match = |pattern: &&String| !is_lower || is_blind || !has_capitals(pattern);
+    // A text with a capital never matches a name that is made lower before; an expression, such as `\S`, may.
+    let is_upper = |pattern: &String| is_lower && !is_blind && has_capitals(pattern);
     let mut all: Vec<Pattern> = Vec::new();
-    for pattern in patterns.iter().filter(can_match) {
+    for pattern in patterns {
         match how {
+            How::Other if is_upper(pattern) => {
+                let fault =
+                    format!("{pattern}: an expression with capitals cannot be converted after `lower`");
+                condition.faults.push(fault);
+                all.push(Pattern::new(how, pattern));
+            }
+            _ if is_upper(pattern) => {}
             How::Other => all.extend(expression(method.unwrap_or_default(), pattern, &mut condition)),
             how => all.push(Pattern::new(how, pattern)),
         }
@@ -330,18 +351,18 @@ fn names(method: Option<&str>, patterns: &[String], is_blind: bool, is_lower: bo
 
 /// Returns the patterns of a regular expression, or of another method that is not known.
 fn expression(method: &str, text: &str, condition: &mut Condition) -> Vec<Pattern> {
-    match patterns_of(text).filter(|_| method == "reg") {
-        Some(patterns) => {
-            condition.differs.extend(further(text, &patterns));
-            patterns
-        }
-        None => {
-            let fault =
-                format!("`-m {method}` cannot be converted; a route is an exact name or \"*.suffix\"");
-            condition.faults.push(fault);
-            vec![Pattern::new(How::Other, text)]
-        }
+    if method != "reg" {
+        let fault = format!("`-m {method}` cannot be converted; a route is an exact name or \"*.suffix\"");
+        condition.faults.push(fault);
+        return vec![Pattern::new(How::Other, text)];
     }
+    let Reading { patterns, lack } = expressions::read(text);
+    match lack {
+        Some((Fate::NotConverted, fault)) => condition.faults.push(fault),
+        Some((Fate::Differs | Fate::NotNeeded, text)) => condition.differs.push(text),
+        None => {}
+    }
+    patterns
 }
 
 /// Returns the condition of a line of a map: its names have no letter case if they are made lower before.

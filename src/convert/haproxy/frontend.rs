@@ -106,11 +106,10 @@ impl<'a> Conversion<'a> {
         }
         let port = lines.listeners.first().map(|listener| port_of(listener.bind).to_string());
         let leads_somewhere = lines.is_listen || !lines.rules.is_empty() || lines.default.is_some();
-        let is_raw = leads_somewhere && !lines.reads_hello;
         let waits =
             lines.gate.content.iter().find(|rule| rule.then == Then::Accept || reads_hello(&rule.when));
         let waits = lines.delay.is_some() && waits.is_some_and(|rule| reads_hello(&rule.when));
-        if lines.reads_hello && !waits && !is_raw {
+        if lines.reads_hello && !waits {
             self.no_delay(head);
         }
         let mut front = Front {
@@ -130,6 +129,9 @@ impl<'a> Conversion<'a> {
         if let Some((line, name)) = default {
             self.lead_on(line, When::Always, name, &mut front);
         }
+        // A backend may read the hello too, to choose one of its servers.
+        let reads_hello = lines.reads_hello || front.choices.iter().any(|rule| reads_hello(&rule.when));
+        let is_raw = leads_somewhere && !reads_hello;
         let Gate { unread, connection, session, content, .. } = lines.gate;
         let site = Site {
             line: head,
@@ -338,7 +340,7 @@ impl<'a> Conversion<'a> {
                 lead.rules = Vec::new();
             }
             let first = front.leads.len();
-            let of_server = |target: &Target| Lead { target: Some(target.clone()), ..lead.clone() };
+            let of_server = |target: &Option<Target>| Lead { target: target.clone(), ..lead.clone() };
             front.leads.extend(chosen.iter().map(|(.., target)| of_server(target)));
             front.leads.push(lead);
             let chosen = chosen.into_iter().map(|(line, when, _)| (line, when)).collect();

@@ -26,6 +26,10 @@ impl<'m> Mapping<'m> {
         };
         let (path, default) =
             arguments.split_once(',').map_or((arguments, None), |(path, default)| (path, Some(default)));
+        // Further converters follow.
+        if arguments.contains(['(', ')']) {
+            return None;
+        }
         Some(Self { path, method, default })
     }
 

@@ -454,7 +454,7 @@ fn servers_that_rules_choose_have_routes_of_their_own() {
 fn protocols_have_targets_with_their_settings_and_bytes_that_are_no_tls_a_fallback() {
     let draft = convert(
         "frontend f\n bind :1\n tcp-request inspect-delay 5s\n use_backend ssh if { payload(0,4) -m bin 5353482d }\n \
-         use_backend imap if { req.ssl_alpn imap }\n use_backend smtp if { req.ssl_alpn smtp }\n default_backend web\n\
+         use_backend imap if { req.ssl_alpn -m sub imap }\n use_backend smtp if { req.ssl_alpn -m sub smtp }\n default_backend web\n\
          backend ssh\n server s 10.0.0.4:22\nbackend imap\n server s 10.0.0.1:1 send-proxy check maxconn 9\n\
          backend smtp\n server s 10.0.0.2:1\nbackend web\n server s 10.0.0.3:1 send-proxy-v2\n server t 10.0.0.5:1 backup\n",
     );

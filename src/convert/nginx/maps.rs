@@ -8,7 +8,7 @@ use isthmus_document::scalar::host_name;
 use super::{Conversion, Server};
 use crate::blocks::Directive;
 use crate::draft::{Endpoint, Fate, Target};
-use crate::expressions::{further, patterns_of};
+use crate::expressions::{self, Reading};
 use crate::names::{How, Pattern};
 use crate::rules::{Lead, Rule, Then, When};
 use crate::sources::Sources;
@@ -171,7 +171,7 @@ impl<'a> Conversion<'a> {
         }
         let (mut earlier, mut any) = (Vec::new(), Vec::new());
         for (_, test, value) in outcomes {
-            if value == wanted {
+            if value.eq_ignore_ascii_case(wanted) {
                 any.push(When::Any(earlier.clone()).not().and(test));
             } else {
                 earlier.push(test);
@@ -216,7 +216,10 @@ impl<'a> Conversion<'a> {
                 let name = variable(of).unwrap_or_default();
                 let block =
                     self.choices.get_mut(name).filter(|choice| choice.directive.name() != "split_clients");
-                let Some(block) = block.filter(|_| rank == Rank::Plain && plan.depth < DEPTH_MAX) else {
+                // With `hostnames`, such a key has many values.
+                let is_plain = rank == Rank::Plain
+                    && !(has_wildcards && (key.starts_with(['.', '*']) || key.ends_with('*')));
+                let Some(block) = block.filter(|_| is_plain && plan.depth < DEPTH_MAX) else {
                     let why =
                         format!("{of} has no counterpart here; the name, the protocols and the source have");
                     return unknown(self, &why);
@@ -234,8 +237,9 @@ impl<'a> Conversion<'a> {
                 }
                 let sources = sources(directive).filter(|_| !plan.hides_sources);
                 match sources {
-                    Some(mut sources) => {
-                        let of = sources.remove(key).unwrap_or_default();
+                    Some(sources) => {
+                        let same = sources.iter().filter(|(value, _)| value.eq_ignore_ascii_case(key));
+                        let of = same.fold(Sources::default(), |all, (_, one)| all.union(one));
                         vec![(rank, When::Sources(of.clone(), of))]
                     }
                     None => unknown(self, "the sources of the `geo` block are not known here"),
@@ -247,26 +251,44 @@ impl<'a> Conversion<'a> {
     /// Returns the conditions that the server name matches a key of a map.
     fn name_test(&mut self, line: usize, key: &str, has_wildcards: bool) -> Vec<(Rank, When)> {
         let names = |how, text| When::Names(vec![Pattern::new(how, text)]);
-        // An expression may match an empty name, too.
-        let nameless = || When::All(vec![names(How::Nameless, ""), When::Unknown]);
+        if let Some((expression, case)) = expression(key) {
+            return self.expression_test(line, expression, case);
+        }
         match self::names(key, has_wildcards) {
-            Ok(all) => {
-                let patterns: Vec<Pattern> = all.iter().map(|(_, name)| name.clone()).collect();
-                let text = further(key, &patterns).filter(|_| key.starts_with('~'));
-                text.into_iter().for_each(|text| self.draft.remark(line, Fate::Differs, text));
-                let is_wider = patterns.iter().any(Pattern::is_unknown);
-                let all = all.into_iter().map(|(rank, name)| (rank, When::Names(vec![name])));
-                all.chain(is_wider.then(|| (Rank::Expression, nameless()))).collect()
-            }
+            Ok(all) => all.into_iter().map(|(rank, name)| (rank, When::Names(vec![name]))).collect(),
             Err(why) => {
                 self.not_converted(line, format!("{key:?}: {why}"));
-                if let Some(start) = key.strip_suffix('*').filter(|_| !key.starts_with('~')) {
+                if let Some(start) = key.strip_suffix('*') {
                     return vec![(Rank::OpenEnd, names(How::Start, start))];
                 }
-                let rank = if key.starts_with('~') { Rank::Expression } else { Rank::Plain };
-                vec![(rank, When::Any(vec![names(How::Other, key), nameless()]))]
+                let nameless = When::All(vec![names(How::Nameless, ""), When::Unknown]);
+                vec![(Rank::Plain, When::Any(vec![names(How::Other, key), nameless]))]
             }
         }
+    }
+
+    /// Returns the conditions that the server name matches a regular expression.
+    fn expression_test(&mut self, line: usize, expression: &str, case: Case) -> Vec<(Rank, When)> {
+        let Reading { mut patterns, lack } = expressions::read(expression);
+        let nameless = Pattern::new(How::Nameless, "");
+        // nginx compares an expression with an empty name, too.
+        if patterns.contains(&Pattern::new(How::Any, "")) && !expression.contains('+') {
+            patterns.push(nameless.clone());
+        }
+        let is_unknown = patterns.iter().any(Pattern::is_unknown);
+        if let Some((fate, text)) = lack {
+            self.draft.remark(line, fate, text);
+        }
+        let has_capitals = || expression.bytes().any(|byte| byte.is_ascii_uppercase());
+        if case == Case::Distinct && !is_unknown && has_capitals() {
+            let text = format!(
+                "{expression}: without `~*` nginx distinguishes upper and lower case, but a route ignores case"
+            );
+            self.draft.remark(line, Fate::Differs, text);
+        }
+        let all = patterns.into_iter().map(|pattern| When::Names(vec![pattern]));
+        let maybe = is_unknown.then(|| When::All(vec![When::Names(vec![nameless]), When::Unknown]));
+        all.chain(maybe).map(|when| (Rank::Expression, when)).collect()
     }
 
     /// Adds the rules of a `geo` block whose values have a text before and after them.
@@ -393,18 +415,34 @@ fn hundredths(text: &str) -> Option<u32> {
     Some(whole * 100 + part)
 }
 
-/// Returns the protocol that a key of a map by ALPN means.
-fn protocol(key: &str) -> Option<String> {
-    let text = key.strip_prefix("~*").or_else(|| key.strip_prefix('~')).unwrap_or(key);
-    let text =
-        text.trim_start_matches("\\b").trim_end_matches("\\b").trim_start_matches('^').trim_end_matches('$');
-    let is_plain = |sign: char| sign.is_ascii_alphanumeric() || "/-._".contains(sign);
-    let text = text.replace("\\.", ".").replace("\\/", "/").replace("\\-", "-");
-    (!text.is_empty() && text.chars().all(is_plain)).then_some(text)
+/// Whether a regular expression distinguishes upper and lower case.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Case {
+    Distinct,
+    Ignored,
 }
 
-/// Returns the names that a key of a map by name matches.
-pub(super) fn names(key: &str, has_wildcards: bool) -> Result<Vec<(Rank, Pattern)>, String> {
+/// Returns the regular expression of a key.
+fn expression(key: &str) -> Option<(&str, Case)> {
+    let blind = key.strip_prefix("~*").map(|text| (text, Case::Ignored));
+    blind.or_else(|| key.strip_prefix('~').map(|text| (text, Case::Distinct)))
+}
+
+/// Returns the protocol that a key of a map by ALPN means.
+fn protocol(key: &str) -> Option<String> {
+    let (text, is_part) = expression(key).map_or((key, false), |(text, _)| (text, true));
+    let text = if is_part { text.trim_start_matches("\\b").trim_end_matches("\\b") } else { text };
+    let (begun, text) = text.strip_prefix('^').filter(|_| is_part).map_or((false, text), |text| (true, text));
+    let (ended, text) = text.strip_suffix('$').filter(|_| is_part).map_or((false, text), |text| (true, text));
+    let is_plain = |sign: char| sign.is_ascii_alphanumeric() || "/-._".contains(sign);
+    let text = text.replace("\\.", ".").replace("\\/", "/").replace("\\-", "-");
+    // A key that is no part is compared with all protocols of the client. Clients offer this one alone, as RFC 8737 demands.
+    let is_offered = is_part && !begun && !ended || text == "acme-tls/1";
+    (is_offered && !text.is_empty() && text.chars().all(is_plain)).then_some(text)
+}
+
+/// Returns the names that a key of a map by name matches, which is no regular expression.
+fn names(key: &str, has_wildcards: bool) -> Result<Vec<(Rank, Pattern)>, String> {
     let name = |text: &str| {
         let name = host_name(text).map_err(|error| format!("no host name: {}", error.message))?;
         Ok::<_, String>(name.as_str().to_owned())
@@ -415,16 +453,6 @@ pub(super) fn names(key: &str, has_wildcards: bool) -> Result<Vec<(Rank, Pattern
     match key {
         // The key of clients that send no name.
         "" => Ok(vec![(Rank::Plain, Pattern::new(How::Nameless, ""))]),
-        key if key.starts_with('~') => {
-            let text = key.trim_start_matches('~').trim_start_matches('*');
-            let mut patterns =
-                patterns_of(text).ok_or_else(|| "a regular expression has no counterpart".to_owned())?;
-            // nginx compares it with an empty name, too.
-            if patterns.contains(&Pattern::new(How::Any, "")) && !text.contains('+') {
-                patterns.push(Pattern::new(How::Nameless, ""));
-            }
-            Ok(patterns.into_iter().map(|pattern| (Rank::Expression, pattern)).collect())
-        }
         key if has_wildcards && key.starts_with("*.") => Ok(vec![(wildcard(&key[2..]), below(&key[2..])?)]),
         key if has_wildcards && key.starts_with('.') => {
             Ok(vec![(Rank::Plain, exact(&key[1..])?), (wildcard(&key[1..]), below(&key[1..])?)])

@@ -63,22 +63,20 @@ fn a_name_that_leads_nowhere_reaches_no_wider_route() {
 #[test]
 fn expressions_that_mean_names_are_names() {
     for (key, wanted) in [
-        ("~^a\\.test$", Some("a.test")),
-        ("~*^(.+\\.)?a\\.test$", Some("*.a.test a.test")),
-        ("~\\.a\\.test$", Some("*.a.test")),
-        ("~^.+\\.a\\.test$", Some("*.a.test")),
-        ("~^(a|b)\\.test$", Some("a.test b.test")),
-        ("~^(?:www\\.)?a\\.test$", Some("www.a.test a.test")),
-        ("~a\\.test$", Some("a.test *.a.test")),
-        ("~^a.test$", Some("a.test")),
-        ("~^a[0-9]\\.test$", None),
+        ("~^a\\.test$", "a.test"),
+        ("~*^(.+\\.)?a\\.test$", "a.test *.a.test"),
+        ("~\\.a\\.test$", "*.a.test"),
+        ("~^.+\\.a\\.test$", "*.a.test"),
+        ("~^(a|b)\\.test$", "a.test b.test"),
+        ("~^(?:www\\.)?a\\.test$", "a.test www.a.test"),
+        ("~a\\.test$", "a.test *.a.test"),
+        ("~^a.test$", "a.test"),
+        ("~^a[0-9]\\.test$", ""),
+        ("~~^a\\.test$", ""),
     ] {
-        let found = maps::names(key, true).ok();
-        let found = found.map(|all| {
-            let keys = all.iter().flat_map(|(_, pattern)| pattern.keys());
-            keys.map(|key| key.text()).collect::<Vec<_>>().join(" ")
-        });
-        assert_eq!(found.as_deref(), wanted, "{key}");
+        let draft = stream(&format!("map $ssl_preread_server_name $up {{ {key} a; }}"));
+        let found: Vec<&str> = keys(&draft).into_iter().map(|(key, _)| key).collect();
+        assert_eq!(found.join(" "), wanted, "{key}");
     }
 }
 
