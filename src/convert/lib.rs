@@ -5,11 +5,12 @@
 //! - `nginx`: the `stream` block of nginx. `sniproxy`: the tables of sniproxy. `blocks`: their syntax.
 //! - `rules`: what each of them does with a connection. `names`, `sources`: sets of clients. `expressions`: regular expressions that mean
 //!   names. `site`: listeners and routes of the rules.
-//! - `draft`: the config that results. `others`: programs whose configs have no conversion.
+//! - `files`: the files that a config names. `draft`: the config that results. `others`: programs whose configs have no conversion.
 
 mod blocks;
 mod draft;
 mod expressions;
+mod files;
 mod haproxy;
 mod names;
 mod nginx;
@@ -22,18 +23,14 @@ mod sources;
 mod values;
 mod words;
 
-use std::io::{Read as _, Write};
-use std::path::{Path, PathBuf};
+use std::io::Write;
+use std::path::PathBuf;
 
 use blocks::{End, parse};
 use draft::{Draft, Fate};
+use files::Files;
 use isthmus_api::text::clean;
 use isthmus_console::failure::Failure;
-
-/// The largest file that is read, in bytes.
-const FILE_BYTES_MAX: u64 = 16 << 20;
-/// The largest number of files that a name with `*` stands for.
-const MATCHES_MAX: usize = 1_000;
 
 /// Reads a file that the config names; `None` if it cannot be read.
 type Read<'r> = &'r dyn Fn(&str) -> Option<String>;
@@ -65,12 +62,14 @@ pub struct Arguments {
 /// Runs `isthmus convert`.
 pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let file = arguments.file.display().to_string();
-    let text =
-        read(&arguments.file).map_err(|error| Failure::Wrong(format!("cannot read {file}: {error}")))?;
+    let text = files::config(&arguments.file)
+        .map_err(|error| Failure::Wrong(format!("cannot read {file}: {error}")))?;
     if let Some(other) = others::of(&text).filter(|_| !is_readable(&text)) {
         return Err(Failure::Wrong(format!("{file}: this looks like {other}")));
     }
-    let draft = converted(&text, &|named| read_named(&arguments.file, named));
+    let files = Files::new(&arguments.file, program_of(&text));
+    let mut draft = converted(&text, &|named| files.read(named));
+    tell_files(&text, files, &mut draft);
     let name =
         arguments.file.file_name().map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
     let yaml = draft.yaml(&name);
@@ -169,51 +168,16 @@ fn converted(text: &str, read: Read<'_>) -> Draft {
     draft
 }
 
-/// Reads a file that another one names: where that one says, and then beside it. Of a name with `*` at its end, all files are read.
-fn read_named(file: &Path, named: &str) -> Option<String> {
-    let named = Path::new(named);
-    let name = named.file_name().unwrap_or_default();
-    let folder = file.parent();
-    // The last folder too, as in `maps/hosts.map` of a copy of /etc/haproxy.
-    let last = named.parent().and_then(Path::file_name).unwrap_or_default();
-    let beside = [folder.map(|folder| folder.join(last).join(name)), folder.map(|folder| folder.join(name))];
-    let places = [Some(named.to_owned()), folder.map(|folder| folder.join(named))].into_iter().chain(beside);
-    places.flatten().find_map(|path| match name.to_string_lossy().split_once('*') {
-        Some((before, after)) => read_all(path.parent()?, before, after),
-        None => read(&path).ok(),
-    })
-}
-
-/// Reads all files of a folder whose names begin and end so, in the order of their names.
-fn read_all(folder: &Path, before: &str, after: &str) -> Option<String> {
-    let mut paths = Vec::new();
-    for entry in std::fs::read_dir(folder).ok()? {
-        if paths.len() == MATCHES_MAX {
-            return None;
-        }
-        let path = entry.ok()?.path();
-        let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let is_match = name.strip_prefix(before).is_some_and(|rest| rest.ends_with(after));
-        // As in a shell, `*` matches no hidden file.
-        if is_match && !(name.starts_with('.') && before.is_empty()) && path.is_file() {
-            paths.push(path);
-        }
+/// Adds a remark on each file that was read at another place than the config names, and on files that are too large.
+fn tell_files(text: &str, files: Files<'_>, draft: &mut Draft) {
+    let line_of = |named: &str| text.lines().position(|line| line.contains(named)).map_or(1, |at| at + 1);
+    if files.are_too_large() {
+        let text = "the files that the config names are too large: further ones are not read";
+        draft.remark(1, Fate::NotConverted, text);
     }
-    paths.sort();
-    let texts = paths.iter().map(|path| read(path).ok()).collect::<Option<Vec<String>>>()?;
-    Some(texts.join("\n"))
-}
-
-fn read(path: &Path) -> std::io::Result<String> {
-    let mut bytes = Vec::new();
-    let length = match path == Path::new("-") {
-        true => std::io::stdin().lock().take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?,
-        false => std::fs::File::open(path)?.take(FILE_BYTES_MAX + 1).read_to_end(&mut bytes)?,
-    };
-    match u64::try_from(length).is_ok_and(|length| length <= FILE_BYTES_MAX) {
-        // HAProxy accepts any bytes, such as Latin-1 in a comment. `words` reports lines where they matter.
-        true => Ok(String::from_utf8_lossy(&bytes).into_owned()),
-        false => Err(std::io::Error::other(format!("it is larger than {} MiB", FILE_BYTES_MAX >> 20))),
+    for (named, path) in files.replaced() {
+        let text = format!("{named} cannot be read; the config has what {} has", path.display());
+        draft.remark(line_of(&named), Fate::Differs, text);
     }
 }
 
