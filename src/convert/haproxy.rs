@@ -63,6 +63,8 @@ struct Conversion<'a> {
     own: Vec<Bind>,
     global_maxconn: bool,
     frontends: usize,
+    /// The number of rules that lead somewhere.
+    made: usize,
 }
 
 /// Converts a file; `read` reads the files that it names.
@@ -77,6 +79,7 @@ pub(super) fn convert_with(text: &str, read: Read<'_>) -> Draft {
         own: Vec::new(),
         global_maxconn: false,
         frontends: 0,
+        made: 0,
     };
     for (line, fault) in faults {
         conversion.not_converted(line, fault);

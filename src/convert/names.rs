@@ -97,6 +97,23 @@ impl Pattern {
         }
     }
 
+    /// Returns the name, if the pattern matches one name alone.
+    pub(super) fn name(&self) -> Option<&str> {
+        (self.how == How::Name).then_some(self.text.as_str())
+    }
+
+    /// Returns true if a name may match this pattern and another one.
+    pub(super) fn may_meet(&self, other: &Self) -> bool {
+        let (one, two) = (self.text.as_str(), other.text.as_str());
+        match (self.how, other.how) {
+            (How::Name, How::Name) => one == two,
+            (How::Name, How::End) => one.ends_with(two),
+            (How::End, How::Name) => two.ends_with(one),
+            (How::End, How::End) => one.ends_with(two) || two.ends_with(one),
+            _ => true,
+        }
+    }
+
     /// Makes the pattern of the names below this one.
     pub(super) fn below(name: &str) -> Self {
         Self::new(How::End, &format!(".{name}"))

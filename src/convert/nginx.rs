@@ -143,6 +143,8 @@ struct Conversion<'a> {
     zones: BTreeMap<&'a str, &'a str>,
     /// The faults of the syntax: each could be about every server.
     unread: Vec<Rule>,
+    /// The number of rules and conditions that values of maps have made.
+    made: usize,
 }
 
 /// The settings of a server, or those of the `stream` block, which servers inherit.

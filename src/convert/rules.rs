@@ -4,9 +4,14 @@
 //! A condition that is not understood is true for some clients and false for others, so a rule with it may refuse more clients
 //! than those that the other conditions match. [`Walk`] keeps the sources that are admitted in both cases.
 
+use std::collections::BTreeMap;
+
 use super::draft::Target;
 use super::names::{Key, Pattern, Share};
 use super::sources::Sources;
+
+/// The largest number of rules of one conversion, and of conditions that it copies for a map.
+pub(super) const RULES_MAX: usize = 50_000;
 
 /// A condition.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -138,7 +143,29 @@ impl When {
         match self {
             Self::Names(patterns) => share_of(patterns, class.key) == Share::None,
             Self::All(parts) => parts.iter().any(|part| part.is_for_other_names(class)),
+            Self::Any(parts) => parts.iter().all(|part| part.is_for_other_names(class)),
             _ => false,
+        }
+    }
+
+    /// Returns the name, if the condition is that the client sends this name.
+    fn name(&self) -> Option<&str> {
+        match self {
+            Self::Names(patterns) => match &patterns[..] {
+                [only] => only.name(),
+                _ => None,
+            },
+            _ => None,
+        }
+    }
+
+    /// Returns true if clients may match this condition and another one.
+    fn may_meet(&self, other: &Self) -> bool {
+        match (self, other) {
+            (Self::Names(some), Self::Names(others)) => {
+                some.iter().any(|one| others.iter().any(|other| one.may_meet(other)))
+            }
+            _ => true,
         }
     }
 
@@ -202,6 +229,63 @@ fn share_of(patterns: &[Pattern], key: Option<&Key>) -> Share {
         }
     }
     share
+}
+
+/// The entries of a map that come before another one: of those that match, the first decides.
+#[derive(Default)]
+pub(super) struct Earlier {
+    /// The entries of one name each; most maps have no others.
+    names: BTreeMap<String, When>,
+    others: Vec<When>,
+    /// The number of conditions that were copied.
+    copied: usize,
+}
+
+impl Earlier {
+    pub(super) fn add(&mut self, entry: When) {
+        match entry.name().map(str::to_owned) {
+            Some(name) => _ = self.names.insert(name, entry),
+            None => self.others.push(entry),
+        }
+    }
+
+    /// Returns the condition that an entry matches and none before it. Beyond [`RULES_MAX`] copies, it is not known.
+    pub(super) fn decides(&mut self, entry: When) -> When {
+        let mut before: Vec<When> = Vec::new();
+        match entry.name() {
+            Some(name) if self.names.contains_key(name) => return When::never(),
+            Some(_) => {}
+            None => before.extend(self.names.values().filter(|one| one.may_meet(&entry)).cloned()),
+        }
+        before.extend(self.others.iter().filter(|one| one.may_meet(&entry)).cloned());
+        self.copied += before.len();
+        match before.is_empty() {
+            true => entry,
+            false if self.copied > RULES_MAX => When::All(vec![entry, When::Unknown]),
+            false => When::All(vec![entry, When::Any(before).not()]),
+        }
+    }
+}
+
+/// Returns the condition that the first entry of a map that matches is a wanted one.
+pub(super) fn first_match(entries: impl IntoIterator<Item = (When, bool)>) -> When {
+    let mut earlier = Earlier::default();
+    let (mut names, mut any) = (Vec::new(), Vec::new());
+    for (entry, is_wanted) in entries {
+        if !is_wanted {
+            earlier.add(entry);
+            continue;
+        }
+        match earlier.decides(entry) {
+            When::Names(patterns) => names.extend(patterns),
+            when => any.push(when),
+        }
+    }
+    if any.is_empty() {
+        return When::Names(names);
+    }
+    any.push(When::Names(names));
+    When::Any(any)
 }
 
 /// How the walk treats what a rule that refuses does not surely match.
@@ -333,6 +417,41 @@ impl<'a, 'c> Walk<'a, 'c> {
             if !admitted.is_none() && self.picked.is_none_or(|(picked, _)| picked != number) {
                 self.elsewhere.push(rule);
             }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::names::How;
+    use super::*;
+
+    #[test]
+    fn the_first_entry_that_matches_decides() {
+        let of = |how, text: &str| When::Names(vec![Pattern::new(how, text)]);
+        let (a, b) = (of(How::Name, "a.x.test"), of(How::Name, "b.test"));
+        let (below, any) = (of(How::End, ".x.test"), of(How::Any, ""));
+        let but = |entry: &When, before: &When| {
+            When::All(vec![entry.clone(), When::Any(vec![before.clone()]).not()])
+        };
+        for (entries, wanted) in [
+            (vec![(&a, true), (&b, true)], {
+                When::Names(vec![Pattern::new(How::Name, "a.x.test"), Pattern::new(How::Name, "b.test")])
+            }),
+            (vec![(&a, false), (&b, true)], b.clone()),
+            // Of the same name, the first entry.
+            (vec![(&a, false), (&a, true)], When::Any(vec![When::never(), When::Names(Vec::new())])),
+            (vec![(&below, false), (&b, true)], b.clone()),
+            (vec![(&below, false), (&a, true)], {
+                When::Any(vec![but(&a, &below), When::Names(Vec::new())])
+            }),
+            (vec![(&a, false), (&b, false), (&below, true)], {
+                When::Any(vec![but(&below, &a), When::Names(Vec::new())])
+            }),
+            (vec![(&a, false), (&any, true)], When::Any(vec![but(&any, &a), When::Names(Vec::new())])),
+        ] {
+            let entries = entries.into_iter().map(|(when, is_wanted)| (when.clone(), is_wanted));
+            assert_eq!(first_match(entries), wanted);
         }
     }
 }

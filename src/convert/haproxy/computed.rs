@@ -5,7 +5,7 @@ use super::conditions::{Acls, of_map};
 use super::frontend::Front;
 use super::mapping::{Mapping, without_lower};
 use crate::names::{How, Pattern};
-use crate::rules::{Rule, Then, When};
+use crate::rules::{Earlier, Rule, Then, When};
 use crate::words::Line;
 use isthmus_document::scalar::host_name;
 
@@ -106,7 +106,7 @@ impl Conversion<'_> {
         let Some(map) = &computed.map else { return };
         let number = line.number;
         // A value for which there is no backend is as one that is missing.
-        let mut is_missing = Vec::new();
+        let mut missing = Earlier::default();
         for entry in map.in_order(text) {
             match entry {
                 Ok((pattern, value)) => {
@@ -114,13 +114,10 @@ impl Conversion<'_> {
                     self.told(line, &condition, "the line of the map leads no client");
                     let backend = computed.backend(value);
                     if self.has_backend(&backend) {
-                        let mut when = when.and(condition.when);
-                        if !is_missing.is_empty() {
-                            when = When::Any(is_missing.clone()).not().and(when);
-                        }
+                        let when = when.and(missing.decides(condition.when));
                         self.lead_on(number, when, &backend, front);
                     } else {
-                        is_missing.push(condition.when);
+                        missing.add(condition.when);
                     }
                 }
                 Err(of_file) => {
@@ -134,10 +131,7 @@ impl Conversion<'_> {
             map.default.map(|default| computed.backend(default)).filter(|name| self.has_backend(name));
         if let Some(default) = default {
             // Without a server name there is nothing to look up.
-            let mut named = When::Names(vec![Pattern::new(How::Any, "")]);
-            if !is_missing.is_empty() {
-                named = When::Any(is_missing).not().and(named);
-            }
+            let named = missing.decides(When::Names(vec![Pattern::new(How::Any, "")]));
             self.lead_on(number, when.and(named), &default, front);
         }
     }

@@ -8,7 +8,7 @@ use crate::Read;
 use crate::draft::Fate;
 use crate::expressions::{self, Reading};
 use crate::names::{How, Pattern};
-use crate::rules::{SourceLimit, When};
+use crate::rules::{SourceLimit, When, first_match};
 use crate::sources::Sources;
 
 /// A condition, the parts of it that are not understood, and the ways in which it differs from HAProxy's.
@@ -247,7 +247,7 @@ impl<'r> Acls<'r> {
             return Condition::unknown(format!("the file {} cannot be read", map.path));
         };
         let mut whole = Condition::new(When::never());
-        let (mut earlier, mut any) = (Vec::new(), Vec::new());
+        let mut entries = Vec::new();
         for entry in map.in_order(&text) {
             let Ok((pattern, value)) = entry else {
                 return Condition::unknown(format!("{} has lines that are not a name and a value", map.path));
@@ -255,17 +255,12 @@ impl<'r> Acls<'r> {
             let Condition { when, faults, differs } = of_map(map.method, pattern, is_lower);
             whole.faults.extend(faults);
             whole.differs.extend(differs);
-            if is_wanted(value) {
-                any.push(When::All(vec![When::Any(earlier.clone()).not(), when]));
-            } else {
-                earlier.push(when);
-            }
+            entries.push((when, is_wanted(value)));
         }
         if map.default.is_some_and(is_wanted) {
-            let named = When::Names(vec![Pattern::new(How::Any, "")]);
-            any.push(When::All(vec![When::Any(earlier).not(), named]));
+            entries.push((When::Names(vec![Pattern::new(How::Any, "")]), true));
         }
-        Condition { when: When::Any(any), ..whole }
+        Condition { when: first_match(entries), ..whole }
     }
 }
 
@@ -433,14 +428,8 @@ mod tests {
             ("if { req.ssl_sni -m reg -i ^a }", names(How::Start, &["a"])),
             ("if { req.ssl_sni -m reg -i \\.a\\.test$ }", names(How::End, &[".a.test"])),
             ("if { req.ssl_sni -m reg -i ^a[0-9] }", names(How::Other, &["^a[0-9]"])),
-            ("if { req.ssl_sni,lower,map(hosts.map) -m found }", {
-                let of = |name: &str| When::All(vec![When::never().not(), names(How::Name, &[name])]);
-                When::Any(vec![of("a.test"), of("b.test")])
-            }),
-            ("if { req.ssl_sni,lower,map(hosts.map) b }", {
-                let not_a = When::Any(vec![names(How::Name, &["a.test"])]).not();
-                When::Any(vec![When::All(vec![not_a, names(How::Name, &["b.test"])])])
-            }),
+            ("if { req.ssl_sni,lower,map(hosts.map) -m found }", names(How::Name, &["a.test", "b.test"])),
+            ("if { req.ssl_sni,lower,map(hosts.map) b }", names(How::Name, &["b.test"])),
             ("if { payload(0,4) -m bin 5353482d }", When::All(vec![When::Tls.not(), When::Unknown])),
             ("if { req.payload(0,1) -m bin 16 }", When::Unknown),
             ("if { req.ssl_sni,lower A.test b.test }", names(How::Name, &["b.test"])),

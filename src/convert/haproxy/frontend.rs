@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use super::conditions::{Acls, Condition};
 use super::{Conversion, Defaults, Destination};
 use crate::draft::{Fate, Listener, Target};
-use crate::rules::{Lead, Rule, SourceLimit, Then, When};
+use crate::rules::{Lead, RULES_MAX, Rule, SourceLimit, Then, When};
 use crate::site::Site;
 use crate::values::{connections, milliseconds, port_of, positive, time};
 use crate::words::{Line, Section};
@@ -333,6 +333,14 @@ impl<'a> Conversion<'a> {
 
     /// Adds the rules that lead to a backend, and to single servers of it that rules of its own choose.
     pub(super) fn lead_on(&mut self, line: usize, when: When, backend: &str, front: &mut Front<'_>) {
+        if self.made > RULES_MAX {
+            // Of many such rules, the last one is enough.
+            let refusal = Rule::new(line, When::Unknown, Then::Refuse);
+            if front.choices.last() != Some(&refusal) {
+                front.choices.push(refusal);
+            }
+            return;
+        }
         let to = front.led.get(backend).cloned().unwrap_or_else(|| {
             let Destination { mut lead, chosen } = self.lead(line, backend, front.port.as_deref());
             if front.own == Some(backend) {
@@ -349,6 +357,13 @@ impl<'a> Conversion<'a> {
             led
         });
         let count = to.chosen.len();
+        self.made += count + 1;
+        if self.made > RULES_MAX {
+            let text = format!(
+                "the maps make more than {RULES_MAX} rules in all; the clients of further ones are refused"
+            );
+            self.not_converted(line, text);
+        }
         for (at, (of_server, chosen)) in to.chosen.into_iter().enumerate() {
             let when = When::All(vec![when.clone(), chosen]);
             front.choices.push(Rule::new(of_server, when, Then::To(to.first + at)));

@@ -144,3 +144,31 @@ fn the_clients_of_a_server_that_is_left_out_reach_no_other() {
     // HAProxy passes over a server that is down.
     assert_eq!(routes(&of("server s1 10.0.0.1:1 disabled", "s1")), "* -");
 }
+
+#[test]
+fn rules_by_one_large_map_copy_none_of_its_lines() {
+    let names = 2_000;
+    let map: String = (0..names).map(|at| format!("n{at}.test b{}\n", at % 10)).collect();
+    let rules = |of: &dyn Fn(usize) -> String| (0..10).map(of).collect::<String>();
+    let text = format!(
+        "frontend f\n mode tcp\n bind :443\n tcp-request inspect-delay 5s\n{}{}",
+        rules(&|at| format!(" use_backend b{at} if {{ req.ssl_sni,lower,map(large.map) -m str b{at} }}\n")),
+        rules(&|at| format!("backend b{at}\n mode tcp\n server s 10.0.0.{at}:1\n")),
+    );
+    let draft = convert_with(&text, &|_| Some(map.clone()));
+    assert_eq!((draft.routes.len(), is_lost(&draft)), (names, false));
+}
+
+#[test]
+fn rules_beyond_the_largest_number_refuse_their_clients() {
+    let map: String = (0..30).map(|at| format!("n{at}.test web\n")).collect();
+    let line = " use_backend %[req.ssl_sni,lower,map(large.map)] if { src 10.0.0.1 }\n";
+    let count = crate::rules::RULES_MAX / 30 + 2;
+    let text = format!(
+        "frontend f\n mode tcp\n bind :443\n tcp-request inspect-delay 5s\n{} default_backend web\n{BACKENDS}",
+        line.repeat(count)
+    );
+    let draft = convert_with(&text, &|_| Some(map.clone()));
+    let told = draft.remarks.iter().filter(|one| one.text.contains("rules in all")).count();
+    assert_eq!((told, &draft.listeners[0].sources.from), (1, &vec!["10.0.0.1/32".to_owned()]));
+}

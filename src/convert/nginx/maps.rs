@@ -10,7 +10,7 @@ use crate::blocks::Directive;
 use crate::draft::{Endpoint, Fate, Target};
 use crate::expressions::{self, Reading};
 use crate::names::{How, Pattern};
-use crate::rules::{Lead, Rule, Then, When};
+use crate::rules::{Lead, RULES_MAX, Rule, Then, When, first_match};
 use crate::sources::Sources;
 use crate::values::{has_port, server_address};
 
@@ -85,6 +85,14 @@ impl<'a> Conversion<'a> {
 
     /// Adds the rules by which the clients of a condition are led to a value, which may have variables.
     pub(super) fn rules_of(&mut self, line: usize, value: &str, when: When, plan: &mut Server<'_>) {
+        if !self.affords(line, 1) {
+            // Of many such rules, the last one is enough.
+            let refusal = Rule::new(line, When::Unknown, Then::Refuse);
+            if plan.choices.last() != Some(&refusal) {
+                plan.choices.push(refusal);
+            }
+            return;
+        }
         let port = plan.port.map(|port| port.to_string());
         let value = &port.map_or_else(|| value.to_owned(), |port| value.replace("$server_port", &port));
         let of_block =
@@ -164,20 +172,30 @@ impl<'a> Conversion<'a> {
 
     /// Returns the condition that a map gives its variable this value.
     fn has_value(&mut self, map: &'a Directive, wanted: &str, plan: &mut Server<'_>) -> When {
+        if !self.affords(map.line, map.inner().len()) {
+            return When::Unknown;
+        }
         let is_whole = map.inner().iter().all(|entry| entry.name() != "include" || entry.words.len() == 1);
         let outcomes = self.outcomes(map, plan);
         if !is_whole || outcomes.iter().any(|(.., value)| value.contains('$')) {
             return When::Unknown;
         }
-        let (mut earlier, mut any) = (Vec::new(), Vec::new());
-        for (_, test, value) in outcomes {
-            if value.eq_ignore_ascii_case(wanted) {
-                any.push(When::Any(earlier.clone()).not().and(test));
-            } else {
-                earlier.push(test);
-            }
+        first_match(outcomes.into_iter().map(|(_, test, value)| (test, value.eq_ignore_ascii_case(wanted))))
+    }
+
+    /// Returns true if the conversion may still make this number of rules and conditions; adds one remark if not.
+    fn affords(&mut self, line: usize, count: usize) -> bool {
+        if self.made > RULES_MAX {
+            return false;
         }
-        When::Any(any)
+        self.made += count;
+        if self.made > RULES_MAX {
+            let text = format!(
+                "the maps within one another have more than {RULES_MAX} values in all; the clients of further ones are refused"
+            );
+            self.not_converted(line, text);
+        }
+        self.made <= RULES_MAX
     }
 
     /// Returns the conditions that a value matches a key of a map.

@@ -65,3 +65,21 @@ fn an_expression_with_capitals_differs() {
         assert_eq!((routes(&draft).as_str(), differs), ("admin.test", wanted), "{key}");
     }
 }
+
+#[test]
+fn maps_within_one_another_make_a_bounded_number_of_rules() {
+    let entries = |of: &str| {
+        let all = (0..8).map(|at| format!("n{at}.test {of};"));
+        all.collect::<Vec<_>>().join(" ")
+    };
+    let mut maps = format!("map $ssl_preread_server_name $m7 {{ {} default web; }}\n", entries("other"));
+    for at in (0..7).rev() {
+        let name = if at == 0 { "up".to_owned() } else { format!("m{at}") };
+        maps +=
+            &format!("map $ssl_preread_server_name ${name} {{ {} }}\n", entries(&format!("$m{}", at + 1)));
+    }
+    let draft = stream(&maps);
+    let is_told = |part: &str| draft.remarks.iter().filter(|one| one.text.contains(part)).count();
+    assert_eq!(is_told("values in all"), 1, "{:?}", draft.remarks);
+    assert_eq!(routes(&draft), "");
+}
