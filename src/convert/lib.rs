@@ -73,14 +73,6 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let name =
         arguments.file.file_name().map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
     let yaml = draft.yaml(&name);
-    match &arguments.out {
-        None => write!(out, "{yaml}")?,
-        Some(path) => {
-            let created =
-                std::fs::File::create_new(path).and_then(|mut file| file.write_all(yaml.as_bytes()));
-            created.map_err(|error| Failure::Wrong(format!("cannot write {}: {error}", path.display())))?;
-        }
-    }
     let mut told = std::io::stderr().lock();
     let listed = draft.remarks.iter().filter(|remark| arguments.all || remark.fate != Fate::NotNeeded);
     for remark in listed {
@@ -97,6 +89,14 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
             "{file}: no client can reach anything by this config, {}",
             why_nothing(&draft)
         )));
+    }
+    match &arguments.out {
+        None => write!(out, "{yaml}")?,
+        Some(path) => {
+            let created =
+                std::fs::File::create_new(path).and_then(|mut file| file.write_all(yaml.as_bytes()));
+            created.map_err(|error| Failure::Wrong(format!("cannot write {}: {error}", path.display())))?;
+        }
     }
     let is_whole = draft.remarks.iter().all(|remark| remark.fate != Fate::NotConverted);
     if is_whole || arguments.partial {
