@@ -152,12 +152,17 @@ fn tokens(text: &str, end: End, faults: &mut Vec<(usize, String)>) -> Vec<(usize
             (None, '{')
                 if word.as_deref() == Some("$") || word.as_ref().is_some_and(|word| word.ends_with('$')) =>
             {
-                // A variable in braces: `${name}`.
+                // A variable in braces: `${name}`, of which the name needs no braces unless a sign of names follows.
                 let word = word.get_or_insert_default();
+                let start = word.len();
                 while let Some(next) = signs.next_if(|next| *next != '}' && *next != '\n') {
                     word.push(next);
                 }
                 signs.next_if_eq(&'}');
+                if signs.peek().is_some_and(|next| next.is_ascii_alphanumeric() || *next == '_') {
+                    word.insert(start, '{');
+                    word.push('}');
+                }
             }
             (None, '{' | '}' | ';') => {
                 tokens.extend(word.take().map(|word| (begun, Token::Word(word))));

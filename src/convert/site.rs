@@ -552,7 +552,7 @@ fn shown(sources: &Sources) -> String {
 }
 
 /// Returns texts for a message, at most [`NAMED_MAX`] of them.
-fn names_of(all: &[String]) -> String {
+pub(super) fn names_of(all: &[String]) -> String {
     match all.len().checked_sub(NAMED_MAX) {
         Some(more @ 1..) => format!("{} and {more} more", all[..NAMED_MAX].join(", ")),
         _ => all.join(", "),

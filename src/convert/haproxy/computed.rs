@@ -107,11 +107,14 @@ impl Conversion<'_> {
         let number = line.number;
         // A value for which there is no backend is as one that is missing.
         let mut missing = Earlier::default();
-        for entry in map.in_order(text) {
+        let lines = map.in_order(text);
+        let names: Vec<&str> = lines.iter().flatten().map(|(name, _)| *name).collect();
+        let whole = of_map(map.method, &names, computed.is_lower);
+        self.told(line, &whole, "these lines of the map lead no client");
+        for entry in lines {
             match entry {
                 Ok((pattern, value)) => {
-                    let condition = of_map(map.method, pattern, computed.is_lower);
-                    self.told(line, &condition, "the line of the map leads no client");
+                    let condition = of_map(map.method, &[pattern], computed.is_lower);
                     let backend = computed.backend(value);
                     if self.has_backend(&backend) {
                         let when = when.and(missing.decides(condition.when));

@@ -9,6 +9,7 @@ use crate::draft::Fate;
 use crate::expressions::{self, Reading};
 use crate::names::{How, Pattern};
 use crate::rules::{SourceLimit, When, first_match};
+use crate::site::names_of;
 use crate::sources::Sources;
 
 /// A condition, the parts of it that are not understood, and the ways in which it differs from HAProxy's.
@@ -246,17 +247,15 @@ impl<'r> Acls<'r> {
         let Some(text) = self.file(map.path) else {
             return Condition::unknown(format!("the file {} cannot be read", map.path));
         };
-        let mut whole = Condition::new(When::never());
-        let mut entries = Vec::new();
-        for entry in map.in_order(&text) {
-            let Ok((pattern, value)) = entry else {
-                return Condition::unknown(format!("{} has lines that are not a name and a value", map.path));
-            };
-            let Condition { when, faults, differs } = of_map(map.method, pattern, is_lower);
-            whole.faults.extend(faults);
-            whole.differs.extend(differs);
-            entries.push((when, is_wanted(value)));
-        }
+        let Ok(lines) = map.in_order(&text).into_iter().collect::<Result<Vec<_>, _>>() else {
+            return Condition::unknown(format!("{} has lines that are not a name and a value", map.path));
+        };
+        let of_line = |(pattern, value): &(&str, &str)| {
+            (of_map(map.method, &[pattern], is_lower).when, is_wanted(value))
+        };
+        let mut entries: Vec<(When, bool)> = lines.iter().map(of_line).collect();
+        let names: Vec<&str> = lines.iter().map(|(name, _)| *name).collect();
+        let whole = of_map(map.method, &names, is_lower);
         if map.default.is_some_and(is_wanted) {
             entries.push((When::Names(vec![Pattern::new(How::Any, "")]), true));
         }
@@ -321,20 +320,22 @@ fn names(method: Option<&str>, patterns: &[String], is_blind: bool, is_lower: bo
     if how == How::Any {
         all.push(Pattern::new(how, ""));
     }
-    for pattern in patterns {
-        match how {
-            How::End if !pattern.starts_with('.') => condition.differs.push(format!(
-                "`-m end {pattern}` also matches names such as bad{pattern}; the routes are {pattern} and *.{pattern}"
-            )),
-            How::Labels => condition.differs.push(format!(
-                "`-m dom {pattern}` also matches names with {pattern} in the middle; the routes are {pattern} and *.{pattern}"
-            )),
-            How::Start | How::Part => condition.differs.push(format!(
-                "`-m {} {pattern}` matches names of which a route cannot tell; it counts where routes have such names",
-                method.unwrap_or_default()
-            )),
-            _ => {}
-        }
+    let whole_names: Vec<String> = patterns.iter().filter(|one| !one.starts_with('.')).cloned().collect();
+    match (how, method.unwrap_or_default()) {
+        (How::End, _) if !whole_names.is_empty() => condition.differs.push(format!(
+            "`-m end {}` also matches names such as bad{}; the routes are such a name and those below it",
+            names_of(&whole_names),
+            whole_names[0]
+        )),
+        (How::Labels, _) => condition.differs.push(format!(
+            "`-m dom {}` also matches names with such a name in the middle; the routes are that name and those below it",
+            names_of(patterns)
+        )),
+        (How::Start | How::Part, method) => condition.differs.push(format!(
+            "`-m {method} {}` matches names of which a route cannot tell; it counts where routes have such names",
+            names_of(patterns)
+        )),
+        _ => {}
     }
     if !is_blind && !is_lower && how != How::Any {
         let text = "without `-i` HAProxy matches upper and lower case separately, but a route ignores case";
@@ -360,9 +361,13 @@ fn expression(method: &str, text: &str, condition: &mut Condition) -> Vec<Patter
     patterns
 }
 
-/// Returns the condition of a line of a map: its names have no letter case if they are made lower before.
-pub(super) fn of_map(method: &str, pattern: &str, is_lower: bool) -> Condition {
-    names(Some(method), &[pattern.to_owned()], false, is_lower)
+/// Returns the condition of lines of a map: their names have no letter case if they are made lower before.
+pub(super) fn of_map(method: &str, patterns: &[&str], is_lower: bool) -> Condition {
+    if patterns.is_empty() {
+        return Condition::new(When::never());
+    }
+    let patterns: Vec<String> = patterns.iter().map(|one| (*one).to_owned()).collect();
+    names(Some(method), &patterns, false, is_lower)
 }
 
 /// Returns the limit that a sample fetch counts.

@@ -172,3 +172,17 @@ fn rules_beyond_the_largest_number_refuse_their_clients() {
     let told = draft.remarks.iter().filter(|one| one.text.contains("rules in all")).count();
     assert_eq!((told, &draft.listeners[0].sources.from), (1, &vec!["10.0.0.1/32".to_owned()]));
 }
+
+#[test]
+fn a_map_has_one_remark_of_each_kind() {
+    let map: String = (0..50).map(|at| format!("n{at}.test web\n")).collect();
+    let text = format!(
+        "frontend f\n mode tcp\n bind :443\n tcp-request inspect-delay 5s\n \
+         use_backend %[req.ssl_sni,map_dom(large.map)]\n{BACKENDS}"
+    );
+    let draft = convert_with(&text, &|_| Some(map.clone()));
+    let differs: Vec<&str> =
+        draft.remarks.iter().filter(|one| one.fate == Fate::Differs).map(|one| one.text.as_str()).collect();
+    assert_eq!(differs.len(), 3, "{differs:?}");
+    assert!(differs[1].contains("n0.test, n1.test, n2.test, n3.test, n4.test and 45 more"), "{differs:?}");
+}

@@ -48,22 +48,53 @@ fn entries(block: &Directive) -> impl Iterator<Item = (usize, &str, &str)> {
 /// Returns the name of the variable that a value consists of.
 fn variable(value: &str) -> Option<&str> {
     let name = value.strip_prefix('$')?;
-    let is_sign = |sign: char| sign.is_ascii_alphanumeric() || sign == '_';
-    (!name.is_empty() && name.chars().all(is_sign)).then_some(name)
+    (!name.is_empty() && name.chars().all(is_of_variable)).then_some(name)
 }
 
 /// Returns the text before the first variable of a value, the name of that variable, and the text after it.
 fn first_variable(value: &str) -> Option<(&str, &str, &str)> {
     let (before, rest) = value.split_once('$')?;
-    let is_sign = |sign: char| sign.is_ascii_alphanumeric() || sign == '_';
-    let end = rest.find(|sign| !is_sign(sign)).unwrap_or(rest.len());
+    if let Some((name, after)) = rest.strip_prefix('{').and_then(|rest| rest.split_once('}')) {
+        return Some((before, name, after));
+    }
+    let end = rest.find(|sign| !is_of_variable(sign)).unwrap_or(rest.len());
     Some((before, &rest[..end], &rest[end..]))
+}
+
+fn is_of_variable(sign: char) -> bool {
+    sign.is_ascii_alphanumeric() || sign == '_'
+}
+
+/// Returns a value between two texts; a variable at its end has braces, so that the text after it is no part of its name.
+fn between((before, after): (&str, &str), value: &str) -> String {
+    match value.rsplit_once('$') {
+        Some((head, name)) if !name.is_empty() && name.chars().all(is_of_variable) => {
+            format!("{before}{head}${{{name}}}{after}")
+        }
+        _ => format!("{before}{value}{after}"),
+    }
+}
+
+/// Returns a value with the port of the server in place of the variable.
+fn with_port(value: &str, port: u16) -> String {
+    const VARIABLE: &str = "$server_port";
+    let value = value.replace("${server_port}", &port.to_string());
+    let mut parts = value.split(VARIABLE);
+    let mut whole = parts.next().unwrap_or_default().to_owned();
+    for part in parts {
+        match part.starts_with(is_of_variable) {
+            // The name of another variable begins like this one.
+            true => whole.push_str(VARIABLE),
+            false => whole.push_str(&port.to_string()),
+        }
+        whole.push_str(part);
+    }
+    whole
 }
 
 /// Returns the two variables of a value and the text between them.
 fn pair(value: &str) -> Option<(&str, &str, &str)> {
-    let is_between = |sign: char| !sign.is_ascii_alphanumeric() && sign != '_';
-    let end = value.strip_prefix('$')?.find(is_between)? + 1;
+    let end = value.strip_prefix('$')?.find(|sign| !is_of_variable(sign))? + 1;
     let (first, rest) = value.split_at(end);
     let (between, second) = rest.split_at(rest.find('$')?);
     (!between.is_empty() && variable(first).is_some() && variable(second).is_some())
@@ -93,8 +124,7 @@ impl<'a> Conversion<'a> {
             }
             return;
         }
-        let port = plan.port.map(|port| port.to_string());
-        let value = &port.map_or_else(|| value.to_owned(), |port| value.replace("$server_port", &port));
+        let value = &plan.port.map_or_else(|| value.to_owned(), |port| with_port(value, port));
         let of_block =
             first_variable(value).filter(|_| plan.depth < DEPTH_MAX).and_then(|(before, name, after)| {
                 let choice = self.choices.get_mut(name)?;
@@ -144,8 +174,7 @@ impl<'a> Conversion<'a> {
             plan.choices.push(Rule::new(entry.line, when.and(When::Unknown), Then::Refuse));
         }
         for (line, test, value) in self.outcomes(map, plan) {
-            let (before, after) = around;
-            self.rules_of(line, &format!("{before}{value}{after}"), when.and(test), plan);
+            self.rules_of(line, &between(around, value), when.and(test), plan);
         }
     }
 
@@ -317,9 +346,8 @@ impl<'a> Conversion<'a> {
             return plan.choices.push(Rule::new(geo.line, when.clone(), Then::Refuse));
         };
         for (value, of) in sources {
-            let (before, after) = around;
             let when = when.and(When::Sources(of.clone(), of));
-            self.rules_of(geo.line, &format!("{before}{value}{after}"), when, plan);
+            self.rules_of(geo.line, &between(around, value), when, plan);
         }
     }
 

@@ -67,6 +67,24 @@ fn an_expression_with_capitals_differs() {
 }
 
 #[test]
+fn variables_end_where_their_names_do() {
+    for value in ["${kind}_tls", "\"${kind}_tls\"", "$whole"] {
+        let draft = stream(&format!(
+            "map $ssl_preread_server_name $kind {{ a.test web; }}\nmap \"\" $kind_tls {{ default web; }}\n\
+             map \"\" $whole {{ default ${{kind}}_tls; }}\n\
+             map $ssl_preread_server_name $up {{ default {value}; }}\nupstream web_tls {{ server 10.0.0.2:443; }}"
+        ));
+        let leads: Vec<&str> = draft.routes.iter().map(|route| route.target.backend.as_str()).collect();
+        assert_eq!((routes(&draft).as_str(), &leads[..]), ("a.test", &["web_tls"][..]), "{value}");
+    }
+    let draft = stream(
+        "map $ssl_preread_server_name $server_portal { default 443; }\n\
+         map $ssl_preread_server_name $up { default 10.0.0.3:$server_portal; }",
+    );
+    assert_eq!(draft.routes[0].target.backend, "10.0.0.3:443");
+}
+
+#[test]
 fn maps_within_one_another_make_a_bounded_number_of_rules() {
     let entries = |of: &str| {
         let all = (0..8).map(|at| format!("n{at}.test {of};"));
