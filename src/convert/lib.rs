@@ -70,6 +70,7 @@ pub fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let files = Files::new(&arguments.file, program_of(&text));
     let mut draft = converted(&text, &|named| files.read(named));
     tell_files(&text, files, &mut draft);
+    draft.settle();
     let name =
         arguments.file.file_name().map_or_else(|| file.clone(), |name| name.to_string_lossy().into_owned());
     let yaml = draft.yaml(&name);
@@ -123,7 +124,8 @@ fn why_nothing(draft: &Draft) -> String {
 
 /// Returns the config that a text is converted to, without the files that it names; `None` if it has no listener.
 pub fn config_of(text: &str) -> Option<String> {
-    let draft = converted(text, &|_| None);
+    let mut draft = converted(text, &|_| None);
+    draft.settle();
     (!draft.listeners.is_empty()).then(|| draft.yaml("text"))
 }
 
@@ -157,15 +159,13 @@ fn is_readable(text: &str) -> bool {
     program_of(text) != Program::HaProxy || !words::sections(text).0.is_empty()
 }
 
-/// Converts a text. `read` returns the content of a file that the text names.
+/// Converts a text, except that the draft is not settled. `read` returns the content of a file that the text names.
 fn converted(text: &str, read: Read<'_>) -> Draft {
-    let mut draft = match program_of(text) {
+    match program_of(text) {
         Program::HaProxy => haproxy::convert_with(text, read),
         Program::Nginx => nginx::convert_with(text, read),
         Program::SniProxy => sniproxy::convert(text),
-    };
-    draft.settle();
-    draft
+    }
 }
 
 /// Adds a remark on each file that was read at another place than the config names, and on files that are too large.
