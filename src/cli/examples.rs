@@ -8,6 +8,9 @@ pub(super) const RUN: &str = "Examples:
 SIGTERM stops gracefully, and a second SIGTERM at once. SIGHUP reloads the config. SIGUSR1 reopens the log files.
 SIGUSR2 replaces the process by a new one, as `isthmus upgrade` does.";
 
+pub(super) const VERSION: &str = "Examples:
+  isthmus version                     of this program; `isthmus status` has that of the gateway";
+
 pub(super) const SCHEMA: &str = "Examples:
   isthmus schema > isthmus.schema.json        for editors, and for checks in a pipeline
   isthmus schema --reference                  every key, its values and its default";

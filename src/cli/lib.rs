@@ -110,6 +110,7 @@ enum Command {
         take_over: Option<PathBuf>,
     },
     /// Print the version, as `--version` does
+    #[command(after_help = examples::VERSION)]
     Version,
     /// Check config files as `run` does, without running the gateway
     #[command(after_help = validate::EXAMPLES)]

@@ -617,6 +617,9 @@ fn cut(line: Line, width: usize) -> Line {
     let mut left = width;
     let mut shown = Vec::new();
     for (style, text) in line {
+        if left == 0 {
+            break;
+        }
         let text = clean(&text);
         let bare = text.trim_end();
         let text = if cells(bare) > left { shortened(bare, left) } else { fitting(&text, left).to_owned() };
