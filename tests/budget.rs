@@ -76,7 +76,7 @@ const FEATURES: &[(&str, &str)] = &[
     (
         "steering",
         "admin/share_log admin/steering config/steering config/table/steering settings/steering decisions/steering \
-        decisions/view/capacity decisions/view/steered dataplane/shares model/demand snapshot/demand snapshot/service_view/seen \
+        decisions/view/capacity decisions/view/steered dataplane/shares model/demand snapshot/demand snapshot/remembered snapshot/service_view/seen \
         aggregator/owner/demands kubernetes/demand kubernetes/kinds/workload.",
     ),
     (

@@ -5,14 +5,12 @@
 //! what the aggregator remembers of those that were lost. The aggregator keeps the times; everything here is a pure function.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Duration;
 
 use super::networks::NetworkTable;
 use super::port_endpoint::network_of;
 use isthmus_model::demand::{DemandSource, OwnersDemand};
 use isthmus_model::endpoint::Health;
-use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
 use isthmus_model::service::Service;
 use isthmus_registry::shard::{Origin, Standing};
@@ -31,23 +29,6 @@ pub fn left(weight: u64, age: Duration) -> u64 {
     let falling = age.saturating_sub(half).as_millis() * u128::from(STEPS) / half.as_millis();
     let parts = STEPS.saturating_sub(u64::try_from(falling).unwrap_or(STEPS));
     scaled(weight, parts, STEPS)
-}
-
-/// The numbers of endpoints that services had a short time ago, less with time.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Remembered(pub BTreeMap<HostName, Arc<BTreeMap<Network, u64>>>);
-
-impl Remembered {
-    /// Returns the services for which `self` and `other` differ.
-    pub(super) fn apart(&self, other: &Self) -> Vec<HostName> {
-        let only = |one: &Self, other: &Self| -> Vec<HostName> {
-            let differing = one.0.iter().filter(|(name, numbers)| other.0.get(*name) != Some(*numbers));
-            differing.map(|(name, _)| name.clone()).collect()
-        };
-        let mut all = only(self, other);
-        all.extend(only(other, self));
-        all
-    }
 }
 
 /// The summed weights of listed endpoints.

@@ -5,9 +5,9 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::demand::Remembered;
 use super::drains::Drains;
 use super::recent::RecentIdentities;
+use super::remembered::Remembered;
 use super::routes::Resolved;
 use super::trust_roots::TrustRoots;
 use super::virtual_addresses::VirtualAddresses;

@@ -8,8 +8,8 @@
 //!   [`candidates`], [`gateway_table`] (the Gateway API).
 //! - Merged: [`service_view`] (a service of several registries; `claimants`: those that have its name), [`port_endpoint`],
 //!   [`clusterset`], [`clusterset_service`], [`networks`], [`trust_roots`]; for ztunnels alone: [`ambient`].
-//! - [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`demand`] (endpoints that were lost), [`unread`]
-//!   (registries), [`virtual_addresses`] of imported services.
+//! - [`drains`] (`drain_scope`: what they concern), [`recent`] (identities), [`demand`] ([`remembered`]: of endpoints that were lost),
+//!   [`unread`] (registries), [`virtual_addresses`] of imported services.
 //! - Changes: [`delta`]. `testing`: meshes for tests.
 
 pub mod ambient;
@@ -31,6 +31,7 @@ pub mod networks;
 pub mod owners;
 pub mod port_endpoint;
 pub mod recent;
+pub mod remembered;
 pub mod routes;
 pub mod service_view;
 pub mod trust_roots;
@@ -46,7 +47,6 @@ use std::sync::Arc;
 use ambient::RegistryAmbient;
 use build::ServicesBehind;
 use candidates::service_of;
-use demand::Remembered;
 use drains::{ActiveDrain, DrainSource, Drains};
 use exported::{PeerNames, PeersOf};
 use exports::ExportIndex;
@@ -54,6 +54,7 @@ use gateway_table::GatewayTable;
 use networks::NetworkTable;
 use owners::AddressIndex;
 use recent::RecentIdentities;
+use remembered::Remembered;
 use routes::{Resolved, RouteTable};
 use service_view::ServiceView;
 use trust_roots::TrustRoots;

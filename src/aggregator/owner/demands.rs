@@ -15,7 +15,8 @@ use isthmus_model::place::Network;
 use isthmus_registry::shard::Shard;
 use isthmus_settings::policy::Policy;
 use isthmus_snapshot::Snapshot;
-use isthmus_snapshot::demand::{Listed, Remembered, left, matters};
+use isthmus_snapshot::demand::{Listed, left, matters};
+use isthmus_snapshot::remembered::Remembered;
 use isthmus_snapshot::service_view::seen::seen_in;
 use isthmus_upgrade::belief::{DemandBelief, Present};
 

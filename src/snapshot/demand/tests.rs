@@ -1,12 +1,16 @@
 //! Worked examples of demands.
 
+use std::sync::Arc;
+
 use super::super::Snapshot;
 use super::super::build::all;
 use super::super::inputs::Inputs;
+use super::super::remembered::Remembered;
 use super::super::testing::{Mesh, endpoint, port, scoped, service, shard};
 use super::*;
 use isthmus_model::endpoint::Endpoint;
 use isthmus_model::import::Import;
+use isthmus_model::name::HostName;
 use isthmus_model::service::PortProtocol;
 use isthmus_registry::shard::Shard;
 use isthmus_settings::scope::RegistryScope;

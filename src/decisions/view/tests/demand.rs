@@ -6,8 +6,8 @@ use isthmus_registry::shard::Shard;
 use isthmus_settings::scope::{RegistryScope, Unlisted};
 use isthmus_settings::steering::{ServiceSteering, SteeringMode};
 use isthmus_snapshot::build;
-use isthmus_snapshot::demand::Remembered;
 use isthmus_snapshot::inputs::Inputs;
+use isthmus_snapshot::remembered::Remembered;
 
 /// The numbers of endpoints on a network: those that are ready, not ready, and terminating.
 type Counts = [usize; 3];
