@@ -131,7 +131,7 @@ impl Demands {
                     continue;
                 }
                 match part.origin.unlisted {
-                    Unlisted::Removed => sum.kept = sum.kept.saturating_add(listed.all()),
+                    Unlisted::Removed => sum.kept = sum.kept.saturating_add(listed.present()),
                     Unlisted::Lost => sum.seen.join(listed),
                 }
             }
@@ -198,8 +198,9 @@ struct Sum {
 impl Sum {
     /// Returns the demand, if this number of endpoints is remembered. Where nothing is remembered, endpoints that are terminating count:
     /// the aggregator has not seen the service before. Otherwise they count by what is remembered of the time at which they were ready;
-    /// so a rollout, whose new endpoints stand beside the old ones, raises no demand.
+    /// so endpoints that terminate beside new ones raise no demand. What was remembered before an owner said the number counts no more.
     fn demand(&self, remembered: Option<u64>) -> Demand {
+        let remembered = remembered.filter(|_| self.said.is_none() || self.seen.all() > 0);
         let seen = match remembered {
             Some(number) => number.max(self.seen.present()),
             None => self.seen.all(),

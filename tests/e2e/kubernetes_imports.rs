@@ -386,24 +386,6 @@ fn a_missing_right_is_named_and_a_right_that_is_granted_later_is_used() {
 }
 
 #[test]
-fn a_derived_service_that_may_not_be_removed_is_named_with_the_command_that_removes_it() {
-    let Some(east) = start("east") else { return };
-    let labels =
-        json!({"app.kubernetes.io/managed-by": "isthmus", "multicluster.kubernetes.io/service-name": "web"});
-    east.service("shop/isthmus-1", &labels, &json!({"ports": [{"port": 443}]}));
-    let (mut rules, gateway) = with_few_rights(&east);
-    let command = "kubectl delete service -A -l app.kubernetes.io/managed-by=isthmus,multicluster.kubernetes.io/service-name";
-    eventually("the command", || problems(&gateway).contains(command).then_some(()));
-    let service = at("v1", "services", "shop/isthmus-1");
-    assert_eq!(east.admin().get(&service).status, 200);
-    let list = rules.as_array_mut().expect("a list");
-    list.push(json!({"apiGroups": [""], "resources": ["services"], "verbs": ["get", "delete"]}));
-    east.allow("istio-system/gateway", &rules);
-    within(AGAIN, "it is removed", || (east.admin().get(&service).status == 404).then_some(()));
-    eventually("no missing right", || (!problems(&gateway).contains("not written")).then_some(()));
-}
-
-#[test]
 fn a_replica_that_reads_one_cluster_takes_over_and_removes_nothing_that_others_export() {
     let (Some(east), Some(west)) = (start("east"), start("west")) else { return };
     for cluster in [&east, &west] {

@@ -284,7 +284,7 @@ fn faults_that_the_gateway_cannot_see_are_shown_elsewhere() {
         (code == Some(3) && text.contains("failed   gateway"), text)
     };
     gateway.signal("STOP");
-    table.elsewhere("The gateway hangs", "exit code 3 of `isthmus check`, after 10 s", || away(&gateway));
+    table.elsewhere("The gateway hangs", "exit code 3 of `isthmus check`, after 3 s", || away(&gateway));
     gateway.kill();
     table.elsewhere("The gateway's process is down", "exit code 3 of `isthmus check`; `isthmus top`", || {
         away(&gateway)

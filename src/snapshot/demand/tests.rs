@@ -79,7 +79,7 @@ fn endpoints_that_terminate_are_demand_until_the_group_is_remembered() {
     use Unlisted::{Lost, Removed};
     assert_eq!(whole(Lost, [8, 22, 0], None, None), None, "all that stay");
     assert_eq!(whole(Lost, [10, 0, 20], None, None), Some((30, Leaving)));
-    assert_eq!(whole(Removed, [10, 0, 20], None, None), Some((30, Leaving)));
+    assert_eq!(whole(Removed, [10, 0, 20], None, None), None, "draining on purpose");
     assert_eq!(whole(Lost, [10, 0, 20], None, Some(30)), Some((30, Memory)));
     // A rollout: the new ones are ready beside the old ones.
     assert_eq!(whole(Lost, [30, 0, 30], None, Some(30)), None);
@@ -96,6 +96,7 @@ fn the_number_of_the_owner_alone_counts() {
     assert_eq!(whole(Lost, [9, 1, 20], Some(10), None), None, "scaled down, and the others terminate");
     assert_eq!(whole(Lost, [30, 0, 0], Some(10), None), Some((10, Replicas)));
     assert_eq!(whole(Lost, [37, 0, 20], Some(30), None), Some((30, Replicas)), "a rollout");
+    assert_eq!(whole(Lost, [30, 0, 0], Some(30), Some(30)), None, "remembered before it was said");
 }
 
 #[test]
