@@ -22,8 +22,7 @@ const KEPT: Duration = Duration::from_secs(600);
 /// The steps in which a number falls in the second half of [`KEPT`]; each may move calls.
 const STEPS: u64 = 10;
 
-/// Returns what is left of a number of endpoints that was last seen this long ago: all of it for the first half of [`KEPT`], and less and
-/// less in the second half.
+/// Returns what is left of a number of endpoints that was last seen this long ago: all of it for five minutes, and less and less for five more.
 pub fn left(weight: u64, age: Duration) -> u64 {
     let half = KEPT / 2;
     let falling = age.saturating_sub(half).as_millis() * u128::from(STEPS) / half.as_millis();

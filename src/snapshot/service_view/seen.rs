@@ -1,4 +1,4 @@
-//! The endpoints of a service that are worth remembering when they leave (see [`demand`](super::super::demand)).
+//! The endpoints of a service that are worth remembering when they leave (see [`demand`]).
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
