@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use super::Snapshot;
 use super::ambient::RegistryAmbient;
-use super::delta::Delta;
+use super::delta::{Delta, services_apart};
 use super::drains::{ActiveDrain, Drains};
 use super::exported::PeerNames;
 use super::exports::ExportIndex;
@@ -109,10 +109,10 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
     }
     services.extend(drains.into_iter().flat_map(|drain| next.drained_by(drain)));
     if !Arc::ptr_eq(&next.recent, &previous.recent) {
-        services.extend(next.recent.apart(&previous.recent));
+        services.extend(services_apart(&next.recent.0, &previous.recent.0));
     }
     if !Arc::ptr_eq(&next.remembered, &previous.remembered) {
-        services.extend(next.remembered.apart(&previous.remembered));
+        services.extend(services_apart(&next.remembered.0, &previous.remembered.0));
     }
     for name in &dirty.resolved {
         services.extend(inputs.shards.iter().flat_map(|shard| shard.users_of(name.as_str())).cloned());

@@ -1,6 +1,6 @@
 //! The difference between a snapshot and the one before it.
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use isthmus_model::name::HostName;
@@ -25,4 +25,18 @@ impl Delta {
     pub fn services_of(deltas: &[Arc<Self>]) -> BTreeSet<&HostName> {
         deltas.iter().flat_map(|delta| &delta.services).collect()
     }
+}
+
+/// Returns the services for which two tables differ.
+pub(crate) fn services_apart<T: PartialEq>(
+    one: &BTreeMap<HostName, T>,
+    other: &BTreeMap<HostName, T>,
+) -> Vec<HostName> {
+    let only = |one: &BTreeMap<HostName, T>, other: &BTreeMap<HostName, T>| -> Vec<HostName> {
+        let differing = one.iter().filter(|(name, value)| other.get(*name) != Some(*value));
+        differing.map(|(name, _)| name.clone()).collect()
+    };
+    let mut all = only(one, other);
+    all.extend(only(other, one));
+    all
 }

@@ -27,19 +27,6 @@ pub struct Recent {
     pub lost: BTreeSet<Identity>,
 }
 
-impl RecentIdentities {
-    /// Returns the services for which `self` and `other` differ.
-    pub(super) fn apart(&self, other: &Self) -> Vec<HostName> {
-        let only = |one: &Self, other: &Self| -> Vec<HostName> {
-            let differing = one.0.iter().filter(|(name, recent)| other.0.get(*name) != Some(*recent));
-            differing.map(|(name, _)| name.clone()).collect()
-        };
-        let mut all = only(self, other);
-        all.extend(only(other, self));
-        all
-    }
-}
-
 /// Returns the identities that the registries declare for a service and its endpoints. A service of this name in another namespace
 /// than the one that owns the name has no part in the view (`claimants`), and so none here.
 pub fn declared(hostname: &str, shards: &[Arc<Shard>]) -> BTreeSet<Identity> {

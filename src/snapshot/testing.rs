@@ -250,10 +250,10 @@ pub fn service(name: &str, ports: Vec<ServicePort>, endpoints: Vec<Endpoint>) ->
     }
 }
 
-/// Returns the mark by which a cluster exports a service to the cluster set.
-pub fn service_export(service: &Service) -> Item {
-    let export = Export {
-        created: "2026-01-01T00:00:00Z".into(),
+/// Returns the properties of an export that was created at this time.
+pub fn export(created: &str) -> Export {
+    Export {
+        created: created.into(),
         is_headless: false,
         session_affinity: "None".into(),
         session_seconds: 0,
@@ -262,7 +262,12 @@ pub fn service_export(service: &Service) -> Item {
         traffic_distribution: "".into(),
         ip_families: "IPv4".into(),
         ports: Box::default(),
-    };
+    }
+}
+
+/// Returns the mark by which a cluster exports a service to the cluster set.
+pub fn service_export(service: &Service) -> Item {
+    let export = export("2026-01-01T00:00:00Z");
     let key = MarkKey { service: service.key.clone(), object: "ServiceExport".into() };
     let (kind, labels) = (MarkKind::ServiceExport, Labels::default());
     Item::Mark(Mark { key, kind, labels, export: Some(export.into()) })

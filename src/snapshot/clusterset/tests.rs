@@ -9,7 +9,7 @@ use crate::clusterset_service::ClusterSetService;
 use crate::inputs::Inputs;
 use crate::routes::Resolved;
 use crate::service_view::ServiceView;
-use crate::testing::policy_of;
+use crate::testing::{export, policy_of};
 use isthmus_model::endpoint::Labels;
 use isthmus_model::load_balancing::ServiceFamilies;
 use isthmus_model::name::HostName;
@@ -20,20 +20,6 @@ use isthmus_registry::shard::Shard;
 use isthmus_settings::scope::RegistryScope;
 
 const ALIAS: &str = "web.shop.svc.clusterset.local";
-
-fn export(created: &str) -> Export {
-    Export {
-        created: created.into(),
-        is_headless: false,
-        session_affinity: "None".into(),
-        session_seconds: 0,
-        labels: Labels::default(),
-        annotations: Labels::default(),
-        traffic_distribution: "".into(),
-        ip_families: "IPv4".into(),
-        ports: Box::default(),
-    }
-}
 
 fn port(name: &str, number: u16) -> ServicePort {
     ServicePort {
