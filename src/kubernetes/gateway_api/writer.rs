@@ -407,13 +407,18 @@ mod tests {
         assert!(message.ends_with("yet: 0, 1, 2, 3, 4 and 2 more"), "{message}");
     }
 
-    /// Returns a client of a server that takes every write, the Lease of the writer, and the times of the writes of statuses.
-    async fn server(scope: &Scope) -> (Arc<Client>, Lease, mpsc::Receiver<Instant>) {
+    /// Returns a client of a server that takes every write but does not answer requests for a path with this text, the Lease of the
+    /// writer, and the times of the writes of statuses.
+    async fn server(
+        scope: &Scope,
+        unanswered: &'static str,
+    ) -> (Arc<Client>, Lease, mpsc::Receiver<Instant>) {
         let (client, mut requests) = scripted::server(scope).await;
         let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OwnCluster };
         let lease = Lease::new(client.clone(), spec, "isthmus-gateway-api-isthmus".into());
         let (noted, patches) = mpsc::channel(64);
         scope.spawn(async move {
+            let mut open = Vec::new();
             loop {
                 let asked = requests.next().await;
                 let body = asked.body.clone();
@@ -424,6 +429,7 @@ mod tests {
                         let _ = noted.try_send(Instant::now());
                         asked.with(StatusCode::OK, "{}");
                     }
+                    _ if asked.path.contains(unanswered) => open.push(asked),
                     _ => asked.with(StatusCode::OK, body),
                 }
             }
@@ -434,7 +440,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_status_that_does_not_stay_is_written_again_after_thirty_seconds() {
         let scope = Scope::default();
-        let (client, mut lease, mut patches) = server(&scope).await;
+        let (client, mut lease, mut patches) = server(&scope, "/nothing").await;
         let mut writer = StatusWriter::new(client, &spec_of("isthmus"), LaterReader::default());
         let target = Target::Class("x".into());
         let due = Arc::new(Due::from([(target, Arc::new(Wanted { served: None, ..wanted(1) }))]));
@@ -450,27 +456,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn a_server_that_takes_no_events_loses_no_status() {
         let scope = Scope::default();
-        let (client, mut requests) = scripted::server(&scope).await;
-        let (noted, mut patches) = mpsc::channel(64);
-        scope.spawn(async move {
-            let mut events = Vec::new();
-            loop {
-                let asked = requests.next().await;
-                let body = asked.body.clone();
-                match asked.method {
-                    Method::GET if asked.path.contains("/leases/") => asked.with(StatusCode::NOT_FOUND, "{}"),
-                    Method::GET => asked.with(StatusCode::OK, r#"{"metadata":{"resourceVersion":"1"}}"#),
-                    Method::PATCH => {
-                        let _ = noted.try_send(asked.path.clone());
-                        asked.with(StatusCode::OK, "{}");
-                    }
-                    _ if asked.path.contains("/events") => events.push(asked),
-                    _ => asked.with(StatusCode::OK, body),
-                }
-            }
-        });
-        let spec = LeaseSpec { namespace: "n".into(), holder: "a".into(), knows: Knows::OwnCluster };
-        let mut lease = Lease::new(client.clone(), spec, "isthmus-gateway-api-isthmus".into());
+        let (client, mut lease, mut patches) = server(&scope, "/events").await;
         let mut writer = StatusWriter::new(client, &spec_of("isthmus"), LaterReader::default());
         let status = Status {
             conditions: vec![("Programmed", Verdict::no("Invalid", "no listener"))],
@@ -486,7 +472,7 @@ mod tests {
         for _ in 0..2 {
             writer.turn(&due, &mut lease).await.expect("an event is no part of the turn");
         }
-        let written: Vec<String> = std::iter::from_fn(|| patches.try_recv().ok()).collect();
+        let written: Vec<Instant> = std::iter::from_fn(|| patches.try_recv().ok()).collect();
         assert_eq!(written.len(), 4, "each status is written once: {written:?}");
     }
 
@@ -540,7 +526,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn an_object_that_was_created_again_or_has_lost_its_status_is_written_at_once() {
         let scope = Scope::default();
-        let (client, mut lease, mut patches) = server(&scope).await;
+        let (client, mut lease, mut patches) = server(&scope, "/nothing").await;
         let mut writer = StatusWriter::new(client, &spec_of("isthmus"), LaterReader::default());
         let digest = wanted(1).status.digest();
         let begun = Instant::now();
