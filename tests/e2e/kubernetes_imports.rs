@@ -339,8 +339,11 @@ fn an_import_of_another_program_is_never_touched() {
     assert_eq!(version(&east, "shop/alone"), before.1);
 }
 
-/// Starts a gateway that writes imports, and may only read and hold a Lease. Returns its rules, too.
-fn with_few_rights(east: &Cluster) -> (Value, Gateway) {
+#[test]
+fn a_missing_right_is_named_and_a_right_that_is_granted_later_is_used() {
+    let Some(east) = start("east") else { return };
+    service(&east, "shop/web", 443);
+    export(&east, "shop/web");
     let token = east.account("istio-system/gateway");
     let mut rules = kube::reader();
     let list = rules.as_array_mut().expect("a list");
@@ -354,15 +357,6 @@ fn with_few_rights(east: &Cluster) -> (Value, Gateway) {
     let registries =
         "registries: [{kubernetes: {cluster: east, kubeconfig: east.kubeconfig, serviceImports: write}}]\n";
     let gateway = Gateway::start_in(folder, &(config("gateway") + registries), &[]);
-    (rules, gateway)
-}
-
-#[test]
-fn a_missing_right_is_named_and_a_right_that_is_granted_later_is_used() {
-    let Some(east) = start("east") else { return };
-    service(&east, "shop/web", 443);
-    export(&east, "shop/web");
-    let (mut rules, gateway) = with_few_rights(&east);
     eventually("the missing right", || {
         let text = problems(&gateway);
         let parts = [
