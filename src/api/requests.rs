@@ -45,9 +45,9 @@ impl Method {
 /// The members of an answer, for the documentation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Members {
-    /// Those of the file with this name in `tests/golden/api`, which has one entry of a list.
+    /// The members in the file with this name in `tests/golden/api`, which has one entry of a list.
     Golden(&'static str),
-    /// These, in Markdown.
+    /// The members, in Markdown.
     Text(&'static str),
 }
 

@@ -7,7 +7,7 @@ struct Other {
     help: &'static str,
 }
 
-/// What corresponds to the configs of other proxies.
+/// The help for the configs of other proxies.
 const PROXIES: &str = "docs/migrate.md, \"Other programs\", says what corresponds";
 
 /// The kinds, the more specific ones first.

@@ -439,7 +439,7 @@ mod tests {
                 When::Names(vec![Pattern::new(How::Name, "a.x.test"), Pattern::new(How::Name, "b.test")])
             }),
             (vec![(&a, false), (&b, true)], b.clone()),
-            // Of the same name, the first entry.
+            // The first entry of a name decides.
             (vec![(&a, false), (&a, true)], When::Any(vec![When::never(), When::Names(Vec::new())])),
             (vec![(&below, false), (&b, true)], b.clone()),
             (vec![(&below, false), (&a, true)], {

@@ -230,7 +230,7 @@ mod tests {
         assert_eq!(office.written(&v4), Written { from: vec!["10.0.0.0/8".to_owned()], except: Vec::new() });
         let others = v4.minus(&office);
         assert_eq!(others.written(&v4), Written { from: Vec::new(), except: vec!["10.0.0.0/8".to_owned()] });
-        // What counts as a member is refused, too.
+        // Sources that count as members are refused, too.
         let rest = Sources::all().minus(&office.with_kin()).written(&Sources::all());
         assert_eq!(
             (rest.from.len(), &rest.except[..1], rest.except.len()),

@@ -64,7 +64,7 @@ struct Beside {
     slices: Vec<ObjectKey>,
 }
 
-/// What the objects are made from.
+/// The inputs of the objects.
 #[derive(Clone, Copy)]
 pub(super) struct Source<'a> {
     pub(super) snapshot: &'a Snapshot,

@@ -288,7 +288,7 @@ mod tests {
         ServiceImport::new_object(&key, &ImportContent::default()).to_string()
     }
 
-    /// What a server was asked for.
+    /// The requests that a server got.
     #[derive(Default)]
     struct Noted {
         /// The times of the renewals of the Lease.

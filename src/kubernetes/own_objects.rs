@@ -96,7 +96,7 @@ impl<O: OwnObject> OwnObjects<O> {
             if term.is_over() {
                 break;
             }
-            // Those that the server does not answer are the last of the next turn.
+            // Objects whose writes the server does not answer are the last of the next turn.
             self.last = some.last().map(place);
             let results = term.within(join_all(some.iter().map(|(key, step)| self.make(key, step)))).await?;
             for ((key, step), result) in some.iter().zip(results) {

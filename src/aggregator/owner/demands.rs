@@ -1,8 +1,8 @@
 //! The endpoints that services had a short time ago. The calls that were meant for them come all the same, so that their number counts
 //! after they have left (`docs/steering.md, "Demand"`).
 //!
-//! Of each service and network, the numbers are kept that were larger than the present one, each with the time at which it was last
-//! seen. How much of a number is left, [`left`] says.
+//! The memory of a service on one network has the numbers that were larger than the present one, each with the time at which it was
+//! last seen. [`left`] returns how much of a number is left.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -39,7 +39,7 @@ impl Seen {
     }
 }
 
-/// What is remembered of a service on one network.
+/// The memory of a service on one network.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 struct Known {
     /// Falling numbers with rising times, at most one in each [`APART`].
@@ -51,7 +51,7 @@ struct Known {
 impl Known {
     /// Notes that the endpoints have changed.
     fn note(&mut self, before: Listed, after: Listed, now: Instant) {
-        // Of a service that nothing is remembered of, endpoints that are terminating are a part of the demand.
+        // Terminating endpoints are a part of the demand of a service without a memory.
         let is_first = *self == Self::default();
         let weight = if is_first { before.all() } else { before.present() };
         self.seen.retain(|seen| seen.weight > weight);
@@ -79,7 +79,7 @@ impl Known {
 
 type All = BTreeMap<HostName, BTreeMap<Network, Known>>;
 
-/// What is remembered of all services, and what it means for the snapshot.
+/// The memory of all services, and the input of the snapshot that follows from it.
 #[derive(Clone, Debug, Default)]
 pub(super) struct Demands {
     known: Arc<All>,

@@ -334,7 +334,7 @@ impl<'a> Conversion<'a> {
     /// Adds the rules that lead to a backend, and to single servers of it that rules of its own choose.
     pub(super) fn lead_on(&mut self, line: usize, when: When, backend: &str, front: &mut Front<'_>) {
         if self.made > RULES_MAX {
-            // Of many such rules, the last one is enough.
+            // The last of many such rules is enough.
             let refusal = Rule::new(line, When::Unknown, Then::Refuse);
             if front.choices.last() != Some(&refusal) {
                 front.choices.push(refusal);

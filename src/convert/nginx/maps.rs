@@ -117,7 +117,7 @@ impl<'a> Conversion<'a> {
     /// Adds the rules by which the clients of a condition are led to a value, which may have variables.
     pub(super) fn rules_of(&mut self, line: usize, value: &str, when: When, plan: &mut Server<'_>) {
         if !self.affords(line, 1) {
-            // Of many such rules, the last one is enough.
+            // The last of many such rules is enough.
             let refusal = Rule::new(line, When::Unknown, Then::Refuse);
             if plan.choices.last() != Some(&refusal) {
                 plan.choices.push(refusal);
@@ -461,7 +461,7 @@ fn hundredths(text: &str) -> Option<u32> {
     Some(whole * 100 + part)
 }
 
-/// Whether a regular expression distinguishes upper and lower case.
+/// The way in which a regular expression treats upper and lower case.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Case {
     Distinct,

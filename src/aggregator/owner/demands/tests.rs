@@ -104,7 +104,7 @@ async fn the_time_counts_from_when_endpoints_were_last_seen() {
     assert_eq!(run.demand(300), 30);
     run.put(700, 9, 0);
     assert_eq!([700, 999].map(|at| run.demand(at)), [30; 2]);
-    // What is lost step by step is remembered step by step.
+    // The memory of a loss in steps falls in these steps.
     let mut run = Run::steered();
     run.put(0, 30, 0);
     run.put(100, 20, 0);
