@@ -21,6 +21,7 @@ pub(super) mod peer_authentication;
 pub(super) mod pod;
 pub(super) mod reference_grant;
 mod secret;
+pub(super) mod selector;
 pub(super) mod service;
 pub(super) mod service_entry;
 pub(super) mod service_export;
@@ -54,6 +55,7 @@ use self::peer_authentication::PeerAuthentication;
 use self::pod::Pod;
 use self::reference_grant::ReferenceGrant;
 pub(super) use self::secret::Secret;
+use self::selector::{Selector, add_to_query};
 use self::service::{Service, TrafficDistribution};
 use self::service_entry::ServiceEntry;
 use self::service_export::ServiceExport;
@@ -98,8 +100,8 @@ pub(super) struct Facts {
     /// True if endpoints cannot be made without this kind.
     pub(super) is_needed: bool,
     namespaces: Namespaces,
-    /// The selectors of a request, percent-encoded; empty: none.
-    labels: &'static str,
+    /// The selectors of a request; empty: none.
+    labels: Selector,
     fields: &'static str,
     /// The largest number of objects that are kept; further ones are left out, and counted.
     objects_max: usize,
@@ -134,7 +136,7 @@ impl Facts {
         is_custom: false,
         is_needed: false,
         namespaces: Namespaces::OfServices,
-        labels: "",
+        labels: Selector(&[]),
         fields: "",
         objects_max: 100_000,
         is_wanted: |_| true,
@@ -335,12 +337,8 @@ impl Kind {
             let _ = write!(path, "namespaces/{namespace}/");
         }
         let _ = write!(path, "{plural}?{more}");
-        if !labels.is_empty() {
-            let _ = write!(path, "&labelSelector={labels}");
-        }
-        if !fields.is_empty() {
-            let _ = write!(path, "&fieldSelector={fields}");
-        }
+        add_to_query(&mut path, "labelSelector", &labels.text());
+        add_to_query(&mut path, "fieldSelector", fields);
         path
     }
 }

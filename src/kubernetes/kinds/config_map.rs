@@ -23,7 +23,7 @@ impl Watched for ConfigMap {
     const FACTS: Facts = Facts {
         plural: "configmaps",
         namespaces: Namespaces::System,
-        fields: "metadata.name%3Distio",
+        fields: "metadata.name=istio",
         is_wanted: |spec| spec.mesh_config,
         ..Facts::CORE
     };

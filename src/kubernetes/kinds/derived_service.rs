@@ -7,10 +7,13 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::own_object::{MANAGED_BY, OwnObject, owner_of};
+use super::selector::{Label, Selector};
 use super::{Facts, Kind, Reading, Tables, Watched};
 use crate::objects::{Meta, Port, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 
+/// The labels of the Services that this program derives from imports.
+const OWN: Selector = Selector(&[Label::Is(MANAGED_BY.0, MANAGED_BY.1), Label::Present(IMPORT)]);
 /// The label with the name of the ServiceImport.
 pub(super) const IMPORT: &str = "multicluster.kubernetes.io/service-name";
 
@@ -27,7 +30,7 @@ objects! {
 impl Watched for DerivedService {
     const FACTS: Facts = Facts {
         plural: "services",
-        labels: "app.kubernetes.io%2Fmanaged-by%3Disthmus,multicluster.kubernetes.io%2Fservice-name",
+        labels: OWN,
         is_wanted: |spec| spec.import_writer.is_some() && spec.import_extras.derived_services,
         ..Facts::CORE
     };
@@ -46,7 +49,7 @@ impl Watched for DerivedService {
 /// Returns true if these are the labels of a Service that this program derives from an import. It leads to the endpoints of other
 /// services, and so it is no service of its own.
 pub(super) fn is_derived(labels: &Texts) -> bool {
-    labels.get(MANAGED_BY.0).map(String::as_str) == Some(MANAGED_BY.1) && labels.contains_key(IMPORT)
+    OWN.matches(labels)
 }
 
 /// A derived Service.
@@ -94,7 +97,7 @@ impl OwnObject for DerivedService {
     }
 
     fn new_object(key: &ObjectKey, content: &DerivedContent) -> Value {
-        let labels = json!({MANAGED_BY.0: MANAGED_BY.1, IMPORT: content.import});
+        let labels = OWN.labels([(IMPORT, &*content.import)]);
         json!({
             "metadata": {"namespace": &*key.namespace, "name": &*key.name, "labels": labels},
             "spec": {"type": "ClusterIP", "ipFamilyPolicy": "PreferDualStack", "ports": content.ports()},

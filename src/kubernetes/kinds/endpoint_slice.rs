@@ -4,11 +4,16 @@ use std::collections::BTreeSet;
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::derived_service::IMPORT;
+use super::selector::{Label, Selector};
 use super::{Facts, Namespaces, Reading, Tables, Watched};
 use crate::interner::{EndpointNames, Interner};
 use crate::objects::{Meta, Port, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched, Uid};
 use isthmus_model::endpoint::Health;
+
+/// The label with the name of the Service whose endpoints a slice has, by which kube-proxy finds the slice.
+pub(super) const SERVICE: &str = "kubernetes.io/service-name";
 
 objects! {
     /// `EndpointSlice` of `discovery.k8s.io/v1`.
@@ -36,7 +41,7 @@ impl Watched for EndpointSlice {
         is_needed: true,
         namespaces: Namespaces::OfServicesAndGateways,
         // Slices of imported services have the endpoints of other clusters, so they are not read.
-        labels: "kubernetes.io%2Fservice-name,%21multicluster.kubernetes.io%2Fservice-name",
+        labels: Selector(&[Label::Present(SERVICE), Label::Absent(IMPORT)]),
         ..Facts::CORE
     };
 
@@ -92,7 +97,7 @@ pub(crate) struct SliceEndpoint {
 impl SliceRecord {
     /// Reads a slice; `None` if it has no service, or has names instead of addresses.
     fn read(object: &EndpointSlice, texts: &mut Interner) -> Option<Self> {
-        let service = texts.text(object.metadata.labels.get("kubernetes.io/service-name")?);
+        let service = texts.text(object.metadata.labels.get(SERVICE)?);
         if !matches!(object.address_type.as_str(), "IPv4" | "IPv6") {
             return None;
         }

@@ -1,5 +1,6 @@
 //! Gateway objects of the Gateway API that are gateways of networks.
 
+use super::selector::{Label, Selector};
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::objects::{Meta, Texts, TypedAddress, objects};
 use crate::table::{ObjectKey, Table, Touched};
@@ -25,7 +26,7 @@ impl Watched for Gateway {
         versions: &["apis/gateway.networking.k8s.io/v1"],
         is_custom: true,
         namespaces: Namespaces::OfServicesAndGateways,
-        labels: "topology.istio.io%2Fnetwork",
+        labels: Selector(&[Label::Present(NETWORK_LABEL)]),
         is_wanted: |spec| spec.gateways.is_some(),
         ..Facts::CORE
     };

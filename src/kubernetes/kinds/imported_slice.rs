@@ -6,19 +6,18 @@ use std::sync::Arc;
 use serde_json::{Value, json};
 
 use super::derived_service::IMPORT;
-use super::endpoint_slice::EndpointObject;
+use super::endpoint_slice::{EndpointObject, SERVICE};
 use super::own_object::{OwnObject, owner_of};
+use super::selector::{Label, Selector};
 use super::{Facts, Kind, Reading, Tables, Watched};
 use crate::objects::{Meta, Port, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_model::endpoint::Health;
 
-/// The label and its value by which a slice is one that this program writes.
-const MANAGED_BY: (&str, &str) = ("endpointslice.kubernetes.io/managed-by", "isthmus.io");
+/// The labels of the slices that this program writes.
+const OWN: Selector = Selector(&[Label::Is("endpointslice.kubernetes.io/managed-by", "isthmus.io")]);
 /// The label with the name of the cluster whose endpoints a slice has.
 const CLUSTER: &str = "multicluster.kubernetes.io/source-cluster";
-/// The label with the name of the Service whose endpoints a slice has, by which kube-proxy finds the slice.
-const SERVICE: &str = "kubernetes.io/service-name";
 
 objects! {
     /// `EndpointSlice` of `discovery.k8s.io/v1`.
@@ -29,7 +28,7 @@ impl Watched for ImportedSlice {
     const FACTS: Facts = Facts {
         plural: "endpointslices",
         versions: &["apis/discovery.k8s.io/v1"],
-        labels: "endpointslice.kubernetes.io%2Fmanaged-by%3Disthmus.io",
+        labels: OWN,
         is_wanted: |spec| spec.import_writer.is_some() && spec.import_extras.has_slices(),
         ..Facts::CORE
     };
@@ -136,10 +135,10 @@ impl OwnObject for ImportedSlice {
     }
 
     fn content(&self) -> Option<SliceContent> {
-        let label = |name: &str| self.metadata.labels.get(name).map(String::as_str);
-        if label(MANAGED_BY.0) != Some(MANAGED_BY.1) {
+        if !OWN.matches(&self.metadata.labels) {
             return None;
         }
+        let label = |name: &str| self.metadata.labels.get(name).map(String::as_str);
         let tcp = self.ports.iter().filter(|found| matches!(found.protocol.as_str(), "" | "TCP"));
         Some(SliceContent {
             import: label(IMPORT)?.to_owned(),
@@ -154,8 +153,7 @@ impl OwnObject for ImportedSlice {
     }
 
     fn new_object(key: &ObjectKey, content: &SliceContent) -> Value {
-        let (label, of) = content.of.label();
-        let labels = json!({MANAGED_BY.0: MANAGED_BY.1, IMPORT: content.import, label: of});
+        let labels = OWN.labels([(IMPORT, &*content.import), content.of.label()]);
         json!({
             "metadata": {"namespace": &*key.namespace, "name": &*key.name, "labels": labels},
             "addressType": if content.is_ipv6 { "IPv6" } else { "IPv4" },
@@ -210,7 +208,7 @@ mod tests {
         assert_eq!(read(&ImportedSlice::new_object(&key, &derived)).content(), Some(derived));
         let fewer = SliceContent { endpoints: Vec::new(), ..wanted };
         assert_eq!(read(&object).patch(&fewer).expect("it differs")["endpoints"], json!([]));
-        object["metadata"]["labels"][MANAGED_BY.0] = "other".into();
+        object["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] = "other".into();
         assert_eq!(read(&object).content(), None);
     }
 }

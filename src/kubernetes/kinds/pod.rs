@@ -67,7 +67,7 @@ impl Watched for Pod {
         is_needed: true,
         namespaces: Namespaces::OfServicesAndGateways,
         // Pods that have ended are not read: there may be many of them until Kubernetes collects them.
-        fields: "status.phase%21%3DFailed%2Cstatus.phase%21%3DSucceeded",
+        fields: "status.phase!=Failed,status.phase!=Succeeded",
         objects_max: PODS_MAX,
         ..Facts::CORE
     };

@@ -1,5 +1,6 @@
 //! Secrets with kubeconfigs, which `clusters` follows. An index keeps none.
 
+use super::selector::{Label, Selector};
 use super::{Facts, Reading, Tables, Watched};
 use crate::objects::{Meta, Texts, objects};
 use crate::table::{ObjectKey, Table, Touched};
@@ -11,7 +12,7 @@ objects! {
 impl Watched for Secret {
     const FACTS: Facts = Facts {
         plural: "secrets",
-        labels: "istio%2FmultiCluster%3Dtrue",
+        labels: Selector(&[Label::Is("istio/multiCluster", "true")]),
         is_wanted: |_| false,
         ..Facts::CORE
     };

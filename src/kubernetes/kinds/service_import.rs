@@ -8,12 +8,15 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::own_object::{MANAGED_BY, OwnObject};
+use super::selector::{Label, Selector};
 use super::service::SessionAffinityConfig;
 use super::{Facts, Kind, Reading, Tables, Watched};
 use crate::objects::{Meta, Port, Texts, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 use isthmus_registry::change::ExportedPort;
 
+/// The labels of the imports that this program writes.
+const OWN: Selector = Selector(&[Label::Is(MANAGED_BY.0, MANAGED_BY.1)]);
 /// The annotation with the names of the labels and annotations that the ServiceExport has given an import ([`ExportedNames`]).
 const EXPORTED: &str = "isthmus.io/exported";
 /// The type of the condition that says whether pods of the cluster can call the service.
@@ -164,7 +167,7 @@ impl OwnObject for ServiceImport {
 
     fn content(&self) -> Option<ImportContent> {
         let Self { metadata, spec, status } = self;
-        if metadata.labels.get(MANAGED_BY.0).map(String::as_str) != Some(MANAGED_BY.1) {
+        if !OWN.matches(&metadata.labels) {
             return None;
         }
         let names = ExportedNames::of(&metadata.annotations);
@@ -201,8 +204,7 @@ impl OwnObject for ServiceImport {
     }
 
     fn new_object(key: &ObjectKey, content: &ImportContent) -> Value {
-        let mut labels = content.labels.clone();
-        labels.insert(MANAGED_BY.0.to_owned(), MANAGED_BY.1.to_owned());
+        let labels = OWN.labels(content.labels.iter().map(|(name, value)| (&**name, &**value)));
         let mut annotations = content.annotations.clone();
         annotations.extend(content.names().map(|names| (EXPORTED.to_owned(), names)));
         json!({
