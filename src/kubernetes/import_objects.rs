@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::import_services::Derived;
 use super::import_slices;
 use super::index::items::alias;
-use super::kinds::derived_service::DerivedContent;
+use super::kinds::derived_service::{DerivedContent, derived_key};
 use super::kinds::imported_slice::SliceContent;
 use super::kinds::own_object::{MANAGED_BY, owner_of};
 use super::kinds::service_import::ImportContent;
@@ -37,7 +37,7 @@ pub(super) struct Imports {
     pub(super) objects: There<ImportContent>,
     /// The slices that this program has written there.
     pub(super) slices: There<SliceContent>,
-    /// The derived Services there.
+    /// The derived Services there, and those of other programs whose names derived ones may have.
     pub(super) services: There<DerivedContent>,
     /// The virtual addresses that the cluster has given the derived Services.
     pub(super) addresses: BTreeMap<ObjectKey, Vec<IpAddr>>,
@@ -147,7 +147,11 @@ impl ImportObjects {
         let place = (&there.network, cluster);
         let derived = (is_own && extras.derived_services)
             .then(|| Derived::of(snapshot, &service, (key, &import), place));
-        if let Some(derived) = derived.flatten() {
+        let derived = derived.flatten();
+        let is_taken = |derived: &Derived| there.services.get(&derived.key).is_some_and(Option::is_none);
+        if let Some(derived) = derived.as_ref().filter(|derived| is_taken(derived)) {
+            derived.complete_without(&mut import);
+        } else if let Some(derived) = derived {
             let addresses = there.addresses.get(&derived.key).map(Vec::as_slice);
             derived.complete(addresses.unwrap_or_default(), &there.slices, &mut import);
             self.services.insert(derived.key.clone(), Arc::new(derived.content));
@@ -189,7 +193,13 @@ impl Imports {
             new.filter_map(|(key, slice)| Some(owner_of(key, &slice.as_ref()?.import).1)).collect()
         };
         let slices = of_slices(self, before).into_iter().chain(of_slices(before, self));
-        objects.chain(services.filter_map(import)).chain(slices).collect()
+        let is_taken = |all: &Self, key: &ObjectKey| all.services.get(key).is_some_and(Option::is_none);
+        let derived = before.services.keys().chain(self.services.keys());
+        let freed_or_taken: BTreeSet<_> =
+            derived.filter(|key| is_taken(before, key) != is_taken(self, key)).collect();
+        let imports = self.objects.keys().filter(|_| !freed_or_taken.is_empty());
+        let imports = imports.filter(|import| freed_or_taken.contains(&derived_key(import))).cloned();
+        objects.chain(services.filter_map(import)).chain(slices).chain(imports).collect()
     }
 }
 
@@ -234,6 +244,7 @@ fn ips(addresses: &[IpAddr], families: &[&str]) -> Vec<String> {
 
 #[cfg(test)]
 mod tests {
+    use super::super::kinds::service_import::Ready;
     use super::*;
     use isthmus_model::endpoint::{DeclaredTls, Endpoint, EndpointTemplate, TlsMode};
     use isthmus_model::service::{PortProtocol, Service};
@@ -370,6 +381,25 @@ mod tests {
         run.there = Arc::new(there.clone());
         assert_eq!(run.step(&Dirty::default()), [content.import.as_str()]);
         assert_eq!(ready(&run).status, "True");
+
+        // Another program has a Service of that name: the import says so, and nothing leads there.
+        let mut taken = there.clone();
+        let key = derived_key(&import(&content.import));
+        taken.services.insert(key.clone(), None);
+        taken.addresses.remove(&key);
+        run.there = Arc::new(taken);
+        assert_eq!(run.step(&Dirty::default()), [content.import.as_str()]);
+        assert_eq!((&*ready(&run).status, &*ready(&run).reason), ("False", Ready::NAME_TAKEN));
+        assert!(ready(&run).message.contains(&*key.name), "{}", ready(&run).message);
+        assert!(run.objects.imports[&import(&content.import)].ips.is_empty());
+        assert!(
+            !run.objects.services.contains_key(&key)
+                && !run.objects.slices.values().any(|one| one.import == content.import)
+        );
+        run.there = Arc::new(there.clone());
+        assert_eq!(run.step(&Dirty::default()), [content.import.as_str()]);
+        assert_eq!(ready(&run).status, "True");
+
         there.objects.insert(import("c"), None);
         run.there = Arc::new(there.clone());
         assert_eq!(run.step(&Dirty::default()), ["c"]);

@@ -6,10 +6,8 @@ use std::collections::{BTreeMap, BTreeSet};
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
-use twox_hash::XxHash3_64;
-
 use super::import_slices::{ENDPOINTS_MAX, cut};
-use super::kinds::derived_service::DerivedContent;
+use super::kinds::derived_service::{DerivedContent, derived_key};
 use super::kinds::imported_slice::{ImportedEndpoint, SliceContent, SliceOf};
 use super::kinds::service_import::{ImportContent, Ready};
 use super::own_objects::There;
@@ -51,7 +49,7 @@ impl Derived {
         if has_own || content.is_headless || content.ports.is_empty() {
             return None;
         }
-        let name: Arc<str> = format!("isthmus-{:016x}", XxHash3_64::oneshot(import.name.as_bytes())).into();
+        let key = derived_key(import);
         let names = names_of(&content.ports);
         let port =
             |(port, name): (&ExportedPort, &String)| (name.clone(), port.port, port.protocol.to_string());
@@ -62,15 +60,25 @@ impl Derived {
         let (mut slices, mut ports) = (Vec::new(), Vec::new());
         for (port, port_name) in content.ports.iter().zip(&names) {
             let led = plain_addresses(snapshot, service, port, place).map(|addresses| {
-                let of = SliceOf::Derived(name.to_string());
+                let of = SliceOf::Derived(key.name.to_string());
                 slices.extend(to(import, &of, port_name, &addresses));
                 addresses.iter().map(|address| family(address.ip())).collect()
             });
             ports.push((format!("{}/{}", port.port, port.protocol), led));
         }
-        let key = ObjectKey { namespace: import.namespace.clone(), name };
         let server_name = service.hostname().to_owned();
         Some(Self { key, content: derived, slices, ports, server_name })
+    }
+
+    /// Completes the content of an import beside which another program has a Service of this name. It stays as it is, and its slices
+    /// would lead its clients to other endpoints, so that the import has neither.
+    pub(super) fn complete_without(&self, import: &mut ImportContent) {
+        let ObjectKey { namespace, name } = &self.key;
+        let message = format!(
+            "the Service {namespace}/{name} is not one that Isthmus wrote, so this import has no cluster IP; rename or delete the Service"
+        );
+        import.ready =
+            Some(Ready { status: "False".to_owned(), reason: Ready::NAME_TAKEN.to_owned(), message });
     }
 
     /// Completes the content of the import, to whose Service the cluster has given these addresses. `there` are the slices in the

@@ -212,6 +212,7 @@ mod tests {
     use std::sync::Mutex;
 
     use http::{Method, StatusCode};
+    use serde_json::json;
     use tokio::time::{Instant, sleep};
 
     use super::super::kinds::own_object::OwnObject as _;
@@ -283,7 +284,9 @@ mod tests {
         }
         if path.contains("/services/") {
             let content = DerivedContent { import: "n0".into(), ports: Vec::new() };
-            return DerivedService::new_object(&key, &content).to_string();
+            let mut object = DerivedService::new_object(&key, &content);
+            object["metadata"]["ownerReferences"] = json!([{"kind": ServiceImport::NAME, "name": "n0"}]);
+            return object.to_string();
         }
         ServiceImport::new_object(&key, &ImportContent::default()).to_string()
     }

@@ -98,6 +98,15 @@ fn derived(cluster: &Cluster) -> Vec<Value> {
     cluster.admin().read(&path)["items"].as_array().expect("a list").clone()
 }
 
+/// Returns the number of slices of a Service in the namespace that the writer has written.
+fn own_slices(cluster: &Cluster, name: &str) -> usize {
+    let slices = cluster.slices(&format!("shop/{name}"));
+    let label = |slice: &&Value| {
+        slice["metadata"]["labels"]["endpointslice.kubernetes.io/managed-by"] == "isthmus.io"
+    };
+    slices.iter().filter(label).count()
+}
+
 /// Returns where kube-proxy leads connections to a port of the Service that has this cluster IP, as `ADDRESS:PORT`.
 fn led_to(cluster: &Cluster, ip: &str, port: u16) -> Vec<String> {
     let all = cluster.admin().read(&at("v1", "services", "shop/"));
@@ -197,15 +206,27 @@ fn a_client_outside_the_mesh_calls_a_service_of_another_cluster_by_its_import() 
             .then_some(())
     });
 
-    // A Service of another program with the name of the derived one is never adopted.
-    east.service(&format!("shop/{name}"), &json!({}), &json!({"ports": [{"port": 1}]}));
+    // A Service of another program with the name of the derived one is never adopted, changed or led elsewhere.
+    east.service(&format!("shop/{name}"), &json!({}), &json!({"ports": [{"name": "https", "port": 443}]}));
     let version = |cluster: &Cluster| {
         cluster.admin().read(&at("v1", "services", &format!("shop/{name}")))["metadata"]["resourceVersion"]
             .clone()
     };
-    let before = version(&east);
     export(&west);
-    import(&east, |import| ready(import, "message") == format!("the Service {name} has no cluster IP yet"));
+    let taken = import(&east, |import| ready(import, "reason") == "ServiceNameTaken");
+    assert!(ready(&taken, "message").starts_with(&format!("the Service shop/{name} is not one")), "{taken}");
+    assert!(taken["spec"]["ips"].is_null(), "{taken}");
+    assert_eq!(own_slices(&east, &name), 0);
+
+    // When it goes, the import gets a Service of its own, until someone takes its label away.
+    let path = at("v1", "services", &format!("shop/{name}"));
+    east.admin().delete(&path);
+    import(&east, |import| ready(import, "status") == "True");
+    let label = json!({"app.kubernetes.io/managed-by": null});
+    east.admin().patch(&path, &json!({"metadata": {"labels": label}}));
+    let before = version(&east);
+    import(&east, |import| ready(import, "reason") == "ServiceNameTaken");
+    eventually("no slices", || (own_slices(&east, &name) == 0).then_some(()));
     withdraw(&west);
     eventually("no import", || {
         (east.admin().get(&at(MCS, "serviceimports", "shop/web")).status == 404).then_some(())

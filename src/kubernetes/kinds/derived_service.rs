@@ -5,15 +5,18 @@ use std::net::IpAddr;
 use std::sync::Arc;
 
 use serde_json::{Value, json};
+use twox_hash::XxHash3_64;
 
-use super::own_object::{MANAGED_BY, OwnObject, owner_of};
+use super::own_object::{MANAGED_BY, OwnObject, is_owned_by, owner_of};
 use super::selector::{Label, Selector};
 use super::{Facts, Kind, Reading, Tables, Watched};
-use crate::objects::{Meta, Port, Texts, ip, objects, port};
+use crate::objects::{Meta, Port, ip, objects, port};
 use crate::table::{ObjectKey, Table, Touched};
 
 /// The labels of the Services that this program derives from imports.
 const OWN: Selector = Selector(&[Label::Is(MANAGED_BY.0, MANAGED_BY.1), Label::Present(IMPORT)]);
+/// The beginning of the names of derived Services. The name of an import may be too long for one, so a hash of it follows.
+const PREFIX: &str = "isthmus-";
 /// The label with the name of the ServiceImport.
 pub(super) const IMPORT: &str = "multicluster.kubernetes.io/service-name";
 
@@ -46,10 +49,22 @@ impl Watched for DerivedService {
     fn touch(_: Touched<ObjectKey, DerivedRecord>, _: &mut Tables) {}
 }
 
-/// Returns true if these are the labels of a Service that this program derives from an import. It leads to the endpoints of other
-/// services, and so it is no service of its own.
-pub(super) fn is_derived(labels: &Texts) -> bool {
-    OWN.matches(labels)
+/// Returns the key of the Service that is derived from an import.
+pub(crate) fn derived_key(import: &ObjectKey) -> ObjectKey {
+    let name = format!("{PREFIX}{:016x}", XxHash3_64::oneshot(import.name.as_bytes()));
+    ObjectKey { namespace: import.namespace.clone(), name: name.into() }
+}
+
+/// Returns true if a derived Service could have this name.
+pub(crate) fn is_name_of_derived(name: &str) -> bool {
+    name.starts_with(PREFIX)
+}
+
+/// Returns the name of the import from which this program has derived a Service; `None` for a Service of another program. A derived
+/// Service has the labels, and its import as an owner. It leads to the endpoints of other services, and so it is no service of its own.
+pub(super) fn import_of(service: &Meta) -> Option<&str> {
+    let import = service.labels.get(IMPORT).filter(|_| OWN.matches(&service.labels))?;
+    is_owned_by(service, import).then_some(import)
 }
 
 /// A derived Service.
@@ -87,8 +102,7 @@ impl OwnObject for DerivedService {
     }
 
     fn content(&self) -> Option<DerivedContent> {
-        let labels = &self.metadata.labels;
-        let import = labels.get(IMPORT).filter(|_| is_derived(labels))?.clone();
+        let import = import_of(&self.metadata)?.to_owned();
         let ports = self.spec.ports.iter().filter_map(|found| {
             let protocol = if found.protocol.is_empty() { "TCP" } else { &*found.protocol };
             Some((found.name.clone(), port(found.port)?, protocol.to_owned()))
@@ -128,6 +142,10 @@ mod tests {
         let mut object = DerivedService::new_object(&key, &wanted);
         let read =
             |object: &Value| serde_json::from_value::<DerivedService>(object.clone()).expect("a service");
+        assert_eq!(read(&object).content(), None, "someone has copied the labels");
+        object["metadata"]["ownerReferences"] = json!([{"kind": "ServiceImport", "name": "other"}]);
+        assert_eq!(read(&object).content(), None);
+        object["metadata"]["ownerReferences"][0]["name"] = "web".into();
         assert_eq!(read(&object).content(), Some(wanted.clone()));
         assert_eq!(read(&object).patch(&wanted), None);
         let fewer = DerivedContent { ports: wanted.ports[..1].to_vec(), ..wanted };

@@ -43,6 +43,14 @@ pub(crate) trait OwnObject: DeserializeOwned {
     }
 }
 
+/// The `kind` of ServiceImports.
+pub(super) const IMPORT_KIND: &str = "ServiceImport";
+
+/// Returns true if the ServiceImport of this name owns an object of its namespace.
+pub(super) fn is_owned_by(object: &Meta, import: &str) -> bool {
+    object.owner_references.iter().any(|owner| owner.kind == IMPORT_KIND && owner.name == import)
+}
+
 /// Returns the ServiceImport of this name that owns an object of its namespace.
 pub(crate) fn owner_of(object: &ObjectKey, import: &str) -> (Kind, ObjectKey) {
     (Kind::ServiceImport, ObjectKey { namespace: object.namespace.clone(), name: import.into() })

@@ -5,7 +5,7 @@ use std::fmt;
 use std::net::IpAddr;
 use std::sync::Arc;
 
-use super::derived_service::is_derived;
+use super::derived_service::{import_of, is_name_of_derived};
 use super::waypoint::{CanaryWeight, canary_weight};
 use super::{Facts, NETWORK_LABEL, Namespaces, Reading, Tables, Watched};
 use crate::interner::Interner;
@@ -84,7 +84,7 @@ impl Watched for Service {
     type Rows = Table<ObjectKey, Box<ServiceRecord>>;
 
     fn record(&self, reading: &mut Reading<'_>) -> Option<Box<ServiceRecord>> {
-        (!is_derived(&self.metadata.labels)).then(|| Box::new(ServiceRecord::read(self, reading)))
+        import_of(&self.metadata).is_none().then(|| Box::new(ServiceRecord::read(self, reading)))
     }
 
     fn touch(touched: Touched<ObjectKey, Box<ServiceRecord>>, tables: &mut Tables) {
@@ -101,6 +101,7 @@ impl Watched for Service {
             || tables.services.get(&key).is_some_and(|now| is_entrance(now));
         tables.dirty.gateway_api.is_all |=
             tables.spec.gateway_api.as_ref().is_some_and(|spec| spec.is_service(&key.namespace, &key.name));
+        tables.dirty.imports |= is_name_of_derived(&key.name);
         tables.dirty.services.insert(key);
     }
 }

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::own_object::{MANAGED_BY, OwnObject};
+use super::own_object::{IMPORT_KIND, MANAGED_BY, OwnObject};
 use super::selector::{Label, Selector};
 use super::service::SessionAffinityConfig;
 use super::{Facts, Kind, Reading, Tables, Watched};
@@ -138,6 +138,8 @@ impl Ready {
     pub(crate) const SOME: &str = "SomePorts";
     /// The reason if pods outside the mesh reach no port.
     pub(crate) const NONE: &str = "Pending";
+    /// The reason if another program has a Service of the name that the derived one would have.
+    pub(crate) const NAME_TAKEN: &str = "ServiceNameTaken";
 }
 
 /// The names of the labels and annotations that a ServiceExport has given an import, so that those that it does not give any more are
@@ -159,7 +161,7 @@ impl OwnObject for ServiceImport {
     type Content = ImportContent;
 
     const KIND: Kind = Kind::ServiceImport;
-    const NAME: &'static str = "ServiceImport";
+    const NAME: &'static str = IMPORT_KIND;
 
     fn metadata(&self) -> &Meta {
         &self.metadata
