@@ -186,7 +186,8 @@ fn names_of(ports: &[ExportedPort]) -> Vec<String> {
     ports.iter().map(name).collect()
 }
 
-/// Returns the slices that lead from a port to these addresses. The addresses of a slice have one port number.
+/// Returns the slices that lead from a port to these addresses, as many of each family as a slice's source may have. The addresses of
+/// a slice have one port number.
 fn to(
     import: &ObjectKey,
     of: &SliceOf,
@@ -194,7 +195,9 @@ fn to(
     addresses: &BTreeSet<SocketAddr>,
 ) -> Vec<(ObjectKey, Arc<SliceContent>)> {
     let mut groups: BTreeMap<(bool, u16), Vec<ImportedEndpoint>> = BTreeMap::new();
-    for address in addresses.iter().take(ENDPOINTS_MAX) {
+    let (v4, v6): (Vec<&SocketAddr>, Vec<&SocketAddr>) =
+        addresses.iter().partition(|address| address.is_ipv4());
+    for address in [v4, v6].into_iter().flat_map(|family| family.into_iter().take(ENDPOINTS_MAX)) {
         let endpoint =
             ImportedEndpoint { address: address.ip(), health: Health::Healthy, zone: String::new() };
         groups.entry((address.is_ipv6(), address.port())).or_default().push(endpoint);
@@ -223,6 +226,20 @@ mod tests {
         let ports: Vec<_> = ports.iter().zip(441..).map(|(name, number)| port(name, number)).collect();
         let expected = ["https", "tcp-442", "tcp-443", "tcp-444", "tcp-445", "tcp-446", "443"];
         assert_eq!(names_of(&ports), expected);
+    }
+
+    #[test]
+    fn the_largest_number_of_addresses_holds_for_each_family() {
+        let v4 =
+            (0..1_200_u16).map(|host| ([10, 0, host.to_be_bytes()[0], host.to_be_bytes()[1]], 443).into());
+        let v6 = (0..3_u16).map(|host| ([0xfd00, 0, 0, 0, 0, 0, 0, host], 443).into());
+        let import = ObjectKey { namespace: "shop".into(), name: "web".into() };
+        let slices = to(&import, &SliceOf::Derived("s".into()), "https", &v4.chain(v6).collect());
+        let of = |is_ipv6: bool| -> usize {
+            let slices = slices.iter().filter(|(_, slice)| slice.is_ipv6 == is_ipv6);
+            slices.map(|(_, slice)| slice.endpoints.len()).sum()
+        };
+        assert_eq!((of(false), of(true)), (ENDPOINTS_MAX, 3));
     }
 
     #[test]
