@@ -503,6 +503,18 @@ mod tests {
     }
 
     #[test]
+    fn policies_that_no_ztunnel_gets_may_be_unknown() {
+        let unknown = |ambient| {
+            let spec = KubernetesSpec { ambient, destination_rules: true, ..KubernetesSpec::plain() };
+            let (domain, kind) = (spec.trust_domain.clone(), Kind::PeerAuthentication);
+            let mut index = Index::new(Arc::new(spec), ClusterId::new("east"), domain, vec![(kind, None)]);
+            index.apply(Event { watch: 0, kind, what: failing(StatusCode::TOO_MANY_REQUESTS) });
+            index.policies_unknown()
+        };
+        assert_eq!((unknown(true).is_some(), unknown(false)), (true, None));
+    }
+
+    #[test]
     fn new_credentials_must_have_read_what_the_present_ones_have() {
         let lacking = |new: Index, present: &Index| {
             new.watches.lacking(&present.watches).map(|watch| watch.kind.plural()).collect::<Vec<_>>()

@@ -84,9 +84,12 @@ impl Index {
         }
     }
 
-    /// Returns why the policies of the cluster, or the waypoints that apply others, are not known; `None` if they are, or if nobody asks
-    /// for them.
+    /// Returns why the policies of the cluster, or the waypoints that apply others, are not known; `None` if they are, or if no ztunnel
+    /// gets them: DestinationRules need PeerAuthentications, too.
     pub(crate) fn policies_unknown(&self) -> Option<String> {
+        if !self.tables.spec.ambient {
+            return None;
+        }
         let is_of_policies =
             |kind| matches!(kind, Kind::AuthorizationPolicy | Kind::PeerAuthentication | Kind::Waypoint);
         let mut watches = self.watches.all.iter().filter(|watch| is_of_policies(watch.kind));
