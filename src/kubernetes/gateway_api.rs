@@ -42,8 +42,9 @@ use isthmus_model::address::Host;
 use isthmus_registry::change::{Change, Item, Key};
 use isthmus_registry::gateway_api::{GatewayListener, GatewayPlaces, Place, PlaceProtocol};
 
-/// The features that the GatewayClass lists, in order of their names.
-const FEATURES: &[&str] = &["Gateway", "ListenerSet", "ReferenceGrant", "TCPRoute", "TLSRoute"];
+/// The features that the GatewayClass lists, in order of their names: those of which tests of the conformance suite pass. All tests of
+/// ListenerSets, which are served too, need HTTP listeners.
+const FEATURES: &[&str] = &["Gateway", "ReferenceGrant", "TCPRoute", "TLSRoute"];
 
 /// The largest number of lines about Gateways.
 const NOTES_MAX: usize = 5;
