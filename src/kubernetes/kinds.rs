@@ -60,7 +60,7 @@ use self::service::{Service, TrafficDistribution};
 use self::service_entry::ServiceEntry;
 use self::service_export::ServiceExport;
 use self::service_import::ServiceImport;
-use self::waypoint::Waypoint;
+use self::waypoint::{Waypoint, WaypointClass};
 use self::workload::{Deployment, StatefulSet};
 use self::workload_entry::WorkloadEntry;
 use super::interner::Interner;
@@ -264,6 +264,7 @@ kinds! {
     AuthorizationPolicy in policies,
     PeerAuthentication in peers,
     Waypoint in waypoints,
+    WaypointClass in waypoint_classes,
     GatewayClass in gateway_classes,
     ClassGateway in class_gateways,
     ListenerSet in listener_sets,

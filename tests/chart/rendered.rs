@@ -320,7 +320,9 @@ fn each_right_comes_with_its_feature_alone() {
     let mut of_wds = ["authorizationpolicies", "peerauthentications"]
         .map(|kind| read(&format!("security.istio.io/{kind}")))
         .to_vec();
-    of_wds.push(read("gateway.networking.k8s.io/gateways"));
+    of_wds.extend(
+        ["gatewayclasses", "gateways"].map(|kind| read(&format!("gateway.networking.k8s.io/{kind}"))),
+    );
     of_wds.push("authentication.k8s.io/tokenreviews create".to_owned());
     let objects = render(&["--set", none, "--set-json", wds]);
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), sorted([&base[..], &of_wds].concat()));
@@ -356,9 +358,8 @@ fn each_right_comes_with_its_feature_alone() {
     let objects = render(&["--set", &format!("{none},kubernetes.gatewayApi.class=isthmus")]);
     let group = "gateway.networking.k8s.io";
     let kinds = ["gatewayclasses", "gateways", "listenersets", "tlsroutes", "tcproutes"];
-    let mut of_class = vec![format!("{group}/gatewayclasses get,list,watch")];
-    of_class.extend(kinds[1..].iter().map(|kind| format!("{group}/{kind} get")));
-    of_class.extend(kinds[1..].iter().map(|kind| read(&format!("{group}/{kind}"))));
+    let mut of_class: Vec<_> = kinds.iter().map(|kind| format!("{group}/{kind} get")).collect();
+    of_class.extend(kinds.iter().map(|kind| read(&format!("{group}/{kind}"))));
     of_class.extend(kinds.iter().map(|kind| format!("{group}/{kind}/status patch")));
     of_class.push(read("gateway.networking.k8s.io/referencegrants"));
     of_class.push("/events create,patch".to_owned());
@@ -380,7 +381,8 @@ fn each_right_comes_with_its_feature_alone() {
         helm.objects(Some(&set("8-namespaced")), &["--set", "hbone.enabled=false,identity.source=none"]);
     assert_eq!(rules(object(&without, "ClusterRole", &cluster_role)), ["/namespaces", "/nodes"].map(read));
     let objects = helm.objects(Some(&set("8-namespaced")), &[]);
-    let of_cluster = ["/namespaces", "/nodes", "gateway.networking.k8s.io/gateways"].map(read);
+    let of_gateways = ["gatewayclasses", "gateways"].map(|kind| read(&format!("{group}/{kind}")));
+    let of_cluster = [&["/namespaces", "/nodes"].map(read)[..], &of_gateways].concat();
     assert_eq!(rules(object(&objects, "ClusterRole", &cluster_role)), of_cluster);
     let roles = |objects: &[Value]| -> Vec<_> {
         let roles = of_kind(objects, "Role");

@@ -110,10 +110,6 @@ const ACCEPTED: &[(&str, &[[&str; 5]])] = &[
         &[["addresses", "*/unready-*-2", "workload / status", r#""UNHEALTHY""#, "-"]],
     ),
     (
-        "istio.io/waypoint-for of a GatewayClass is not read",
-        &[["addresses", "*/by-class-all-0", "workload / waypoint / *", "*", "-"]],
-    ),
-    (
         "a TCP port whose name says UDP is a port where ztunnels are served too",
         &[
             ["clusters", "*|1013||apps.*", "", "-", "there"],
@@ -322,10 +318,11 @@ fn clients_are_told_field_by_field_what_an_istiod_tells_them() {
             "authorizationpolicies",
             "peerauthentications",
             "gateways",
+            "gatewayclasses",
             "destinationrules",
         ]);
         let objects = istiod["objects"].as_array().expect("a list");
-        objects.iter().filter(|object| object["kind"] != "GatewayClass").for_each(|object| world.put(object));
+        objects.iter().for_each(|object| world.put(object));
     });
     let folder = tempfile::tempdir().expect("a folder");
     let issued = PKI.issue(&["isthmus.test"], None);

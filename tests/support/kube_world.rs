@@ -9,8 +9,8 @@ use serde_json::{Value, json};
 pub const TOKEN: &str = "the-fakes-admin";
 /// The annotation of the bookmark that ends the initial list on a watch.
 const INITIAL_END: &str = "k8s.io/initial-events-end";
-/// The kinds, each with the name of its list and its group and version. CRDs define the last eight.
-const KINDS: [(&str, &str, &str); 15] = [
+/// The kinds, each with the name of its list and its group and version. CRDs define the last nine.
+const KINDS: [(&str, &str, &str); 16] = [
     ("Namespace", "namespaces", "api/v1"),
     ("Service", "services", "api/v1"),
     ("Pod", "pods", "api/v1"),
@@ -18,6 +18,7 @@ const KINDS: [(&str, &str, &str); 15] = [
     ("ConfigMap", "configmaps", "api/v1"),
     ("Secret", "secrets", "api/v1"),
     ("EndpointSlice", "endpointslices", "apis/discovery.k8s.io/v1"),
+    ("GatewayClass", "gatewayclasses", "apis/gateway.networking.k8s.io/v1"),
     ("Gateway", "gateways", "apis/gateway.networking.k8s.io/v1"),
     ("ServiceExport", "serviceexports", "apis/multicluster.x-k8s.io/v1beta1"),
     ("ServiceImport", "serviceimports", "apis/multicluster.x-k8s.io/v1beta1"),
@@ -27,7 +28,8 @@ const KINDS: [(&str, &str, &str); 15] = [
     ("AuthorizationPolicy", "authorizationpolicies", "apis/security.istio.io/v1"),
     ("PeerAuthentication", "peerauthentications", "apis/security.istio.io/v1"),
 ];
-const CUSTOM: [&str; 8] = [
+const CUSTOM: [&str; 9] = [
+    "gatewayclasses",
     "gateways",
     "serviceexports",
     "serviceimports",

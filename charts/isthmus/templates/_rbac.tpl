@@ -40,6 +40,11 @@ asked for by the same rule, and `isthmus.rules` leaves each rule in one place.
 {{- include "isthmus.reads" (list "gateway.networking.k8s.io" "gateways") }}
 {{- end }}
 
+{{/* Classes of Gateways, which say the traffic of their waypoints. */}}
+{{- define "isthmus.reads.classes" -}}
+{{- include "isthmus.reads" (list "gateway.networking.k8s.io" "gatewayclasses") }}
+{{- end }}
+
 {{/* Marks of services. */}}
 {{- define "isthmus.reads.marks" -}}
 {{- include "isthmus.reads" (list "multicluster.x-k8s.io" "serviceexports" "serviceimports") }}
@@ -66,6 +71,7 @@ asked for by the same rule, and `isthmus.rules` leaves each rule in one place.
 {{- include "isthmus.reads.cluster" . }}
 {{- include "isthmus.reads.services" . }}
 {{- include "isthmus.reads.gateways" . }}
+{{- include "isthmus.reads.classes" . }}
 {{- include "isthmus.reads.marks" . }}
 {{- include "isthmus.reads.destinationRules" . }}
 {{- include "isthmus.reads.serviceEntries" . }}
@@ -157,6 +163,7 @@ reads all namespaces.
 {{- include "isthmus.reads" (list "" "pods") }}
 {{- include "isthmus.reads" (list "security.istio.io" "authorizationpolicies" "peerauthentications") }}
 {{- include "isthmus.reads.gateways" . }}
+{{- include "isthmus.reads.classes" . }}
 - apiGroups: [authentication.k8s.io]
   resources: [tokenreviews]
   verbs: [create]
@@ -167,6 +174,7 @@ reads all namespaces.
 {{- define "isthmus.role.waypoints" -}}
 {{- if (include "isthmus.role.features" . | fromJson).waypoints }}
 {{- include "isthmus.reads.gateways" . }}
+{{- include "isthmus.reads.classes" . }}
 {{- end }}
 {{- end }}
 
@@ -175,9 +183,10 @@ reads all namespaces.
 {{- $features := include "isthmus.role.features" . | fromJson -}}
 {{- include "isthmus.reads.cluster" . }}
 {{- if $features.gatewayApi }}
+{{- include "isthmus.reads.classes" . }}
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gatewayclasses]
-  verbs: [get, list, watch]
+  verbs: [get]
 - apiGroups: [gateway.networking.k8s.io]
   resources: [gatewayclasses/status]
   verbs: [patch]

@@ -4,7 +4,7 @@ use std::sync::Arc;
 
 use super::super::gateway_api::grants::allows;
 use super::super::kinds::service::ServiceRecord;
-use super::super::kinds::waypoint::WaypointRecord;
+use super::super::kinds::waypoint::Traffic;
 use super::super::kinds::{Kind, Tables};
 use super::super::objects::is_true;
 use super::super::table::ObjectKey;
@@ -50,7 +50,9 @@ impl Unusable {
         match self {
             Self::Missing => "there is no Gateway of this name that has an address",
             Self::NotAllowed => "its HBONE listener does not allow routes of this namespace",
-            Self::OtherTraffic => "its label istio.io/waypoint-for does not name this traffic",
+            Self::OtherTraffic => {
+                "its label istio.io/waypoint-for, or that of its class, does not name this traffic"
+            }
         }
     }
 }
@@ -93,7 +95,7 @@ pub(super) fn of_service(
     };
     let ingress = labels.get(INGRESS).or_else(|| of_namespace.get(INGRESS));
     let takes_ingress = ingress.is_some_and(|text| is_true(text));
-    let usable = |name: &ObjectKey| usable(tables, name, namespace, |found| found.services);
+    let usable = |name: &ObjectKey| usable(tables, name, namespace, |traffic| traffic.services);
     let used = |services| Some(Waypoint::Services { services, takes_ingress });
     let primary = match usable(&name) {
         Ok(service) => service,
@@ -154,7 +156,7 @@ pub(super) fn of_pod(tables: &Tables, namespace: &Arc<str>, labels: &Labels) -> 
     }
     let is_own = labels.get(PRIMARY[0]).is_some();
     let name = named(if is_own { labels } else { tables.labels_of(namespace) }, PRIMARY, namespace)?;
-    usable(tables, &name, namespace, |found| found.workloads).ok()
+    usable(tables, &name, namespace, |traffic| traffic.workloads).ok()
 }
 
 /// Returns the Gateway that labels name; `None` if they name none.
@@ -169,13 +171,13 @@ fn usable(
     tables: &Tables,
     name: &ObjectKey,
     namespace: &Arc<str>,
-    takes: impl Fn(&WaypointRecord) -> bool,
+    takes: impl Fn(Traffic) -> bool,
 ) -> Result<ServiceKey, Unusable> {
     let found = tables.waypoints.get(name).ok_or(Unusable::Missing)?;
     if !allows(&found.namespaces, "Same", &name.namespace, namespace, tables.labels_of(namespace)) {
         return Err(Unusable::NotAllowed);
     }
-    if !takes(found) {
+    if !takes(found.traffic(tables)) {
         return Err(Unusable::OtherTraffic);
     }
     match &found.hostname {
@@ -208,6 +210,7 @@ mod tests {
             let kind = match object["kind"].as_str() {
                 Some("Namespace") => Kind::Namespace,
                 Some("Gateway") => Kind::Waypoint,
+                Some("GatewayClass") => Kind::WaypointClass,
                 _ => Kind::Service,
             };
             assert!(tables.put(&kind.read(&object.to_string()).expect("legal"), 1, &mut reading));
@@ -229,7 +232,7 @@ mod tests {
 
     fn gate(key: (&str, &str), labels: &Value, allowed: &Value, addresses: &Value) -> Value {
         json!({"kind": "Gateway", "metadata": {"namespace": key.0, "name": key.1, "labels": labels},
-            "spec": {"listeners": [{"port": 15008, "protocol": "HBONE", "allowedRoutes": allowed}]},
+            "spec": {"gatewayClassName": "of-gates", "listeners": [{"port": 15008, "protocol": "HBONE", "allowedRoutes": allowed}]},
             "status": {"addresses": addresses}})
     }
 
@@ -309,6 +312,27 @@ mod tests {
         assert_eq!(found(Some(of_edge(json!({}), "All")), Some("forbidden")).1, "");
         let of_namespace = [of_edge(workload, "All"), namespace(&far(json!({})), &none)];
         assert_eq!(of(&of_namespace, &web(&none, &none), None), ("none".to_owned(), String::new()));
+    }
+
+    #[test]
+    fn the_class_of_a_waypoint_says_which_traffic_it_takes_unless_its_own_label_does() {
+        let (none, uses) = (json!({}), json!({"istio.io/use-waypoint": "gate"}));
+        let class = |labels: Value| json!({"kind": "GatewayClass", "metadata": {"name": "of-gates", "labels": labels}});
+        let labelled = |value: &str| json!({"istio.io/waypoint-for": value});
+        let address = json!([{"type": "IPAddress", "value": "10.96.0.1"}]);
+        for (of_class, of_gate, expected) in [
+            (json!({}), json!({}), GATE),
+            (labelled("all"), json!({}), GATE),
+            (labelled("workload"), json!({}), "none"),
+            (labelled("none"), json!({}), "none"),
+            (labelled("none"), labelled("service"), GATE),
+            (labelled("service"), labelled("workload"), "none"),
+        ] {
+            let gate = gate(("shop", "gate"), &of_gate, &none, &address);
+            let (used, ignored) = of(&[gate, class(of_class.clone())], &web(&uses, &none), None);
+            assert_eq!(used, expected, "{of_class} {of_gate}");
+            assert_eq!(ignored.contains("or that of its class"), expected == "none", "{ignored}");
+        }
     }
 
     #[test]
