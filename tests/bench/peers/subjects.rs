@@ -78,6 +78,13 @@ impl Subject {
                 None => missing.push(format!("{name}: {what} is not installed")),
             }
         }
+        // A second HAProxy, which the distribution does not have.
+        if let Some(program) = env::var_os("ISTHMUS_HAPROXY").map(PathBuf::from) {
+            for (name, splice) in [("HAProxy new", false), ("HAProxy new splice", true)] {
+                let (name, kind) = (name.to_owned(), Kind::Haproxy { splice });
+                found.push(Self { name, kind, program: program.clone() });
+            }
+        }
         Ok((found, missing))
     }
 
