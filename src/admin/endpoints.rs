@@ -8,7 +8,7 @@ use std::sync::Arc;
 use super::explain::last_failure;
 use super::routes::Routes;
 use super::scraped::Scraped;
-use isthmus_api::endpoint::{Endpoint as Shown, Times};
+use isthmus_api::endpoint::{Calls, Endpoint as Shown, Times};
 use isthmus_api::requests;
 use isthmus_api::text::milliseconds;
 use isthmus_dataplane::checks::Summary;
@@ -50,6 +50,17 @@ pub(super) fn of_service(snapshot: &Snapshot, service: &ServiceView, upstreams: 
             all.map(move |endpoint| of_part(snapshot, service, part, endpoint, upstreams))
         })
         .collect()
+}
+
+/// Returns the endpoints of the service or route with this name; `None` if there is none.
+pub(super) fn named(snapshot: &Snapshot, name: &str, upstreams: &Upstreams) -> Option<Vec<Shown>> {
+    match snapshot.service(name) {
+        Some(service) => Some(of_service(snapshot, service, upstreams)),
+        None => {
+            let mut routes = snapshot.policy.routes.iter();
+            routes.find(|route| *route.name == *name).map(|route| of_route(snapshot, route, upstreams))
+        }
+    }
 }
 
 fn of_part(
@@ -121,7 +132,7 @@ fn resolution(found: &[IpAddr]) -> Resolution {
     if found.is_empty() { Resolution::Unresolved } else { Resolution::Resolved }
 }
 
-/// Adds the run-time state. Each value is the worst among the endpoint's ports and addresses.
+/// Adds the run-time state. Each value is the worst among the endpoint's ports and addresses; numbers of connections are sums.
 fn with_state(
     shown: Shown,
     health: Health,
@@ -144,12 +155,30 @@ fn with_state(
             .max_connections
             .map(|_| states.iter().map(|state| state.in_flight).max().unwrap_or(0)),
         state: word.text().to_owned(),
+        calls: calls(&states),
         last_failure: last.and_then(last_failure),
         not_tls: states.iter().filter_map(|state| state.not_tls).max().map(rfc3339),
         connect: slowest(|state| state.connect),
         answer: slowest(|state| state.answer),
         ..shown
     }
+}
+
+/// Returns the sums of the connections; `None` if there were none.
+fn calls(states: &[EndpointState]) -> Option<Calls> {
+    let counted = states.iter().filter_map(|state| Some((state.in_flight, state.calls?)));
+    counted.fold(None, |sum: Option<Calls>, (in_flight, calls)| {
+        let sum = sum.unwrap_or_default();
+        let active = u64::from(in_flight);
+        Some(Calls {
+            active: sum.active + active,
+            active_max: sum.active_max + u64::from(calls.active_max).max(active),
+            per_second: sum.per_second + calls.rate.per_second(),
+            per_second_max: sum.per_second_max + calls.rate_max.per_second(),
+            dialled: sum.dialled + calls.dialled,
+            failed: sum.failed + calls.failed,
+        })
+    })
 }
 
 /// The metric for the health of a service's or route's endpoints.

@@ -5,6 +5,7 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::table::{Column, Listed, optional, text};
+use super::text::rate;
 
 /// An endpoint of a service, or of a route.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -54,6 +55,8 @@ pub struct Endpoint {
     pub last_failure: Option<LastFailure>,
     /// The time at which the endpoint last answered a ClientHello with bytes that are not TLS.
     pub not_tls: Option<String>,
+    /// The connections to the endpoint; `null` if it was not used for a minute.
+    pub calls: Option<Calls>,
     /// The times until the endpoint accepted recent connections, if there were any.
     pub connect: Option<Times>,
     /// The longest waits of recent connections for a byte of the endpoint, if there were any.
@@ -61,6 +64,37 @@ pub struct Endpoint {
     /// The host name of the endpoint's service; absent for endpoints of routes, and in the list of one service.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub service: Option<String>,
+}
+
+/// The connections of a service or route to an endpoint, the sums over its ports. They count from the first use: an endpoint without
+/// connections is forgotten after a minute, after ten if the last failed.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Calls {
+    /// The number of open connections.
+    pub active: u64,
+    /// The largest number of open connections.
+    pub active_max: u64,
+    /// The number of new connections per second in the last 5 seconds.
+    pub per_second: f64,
+    /// The highest of these rates.
+    pub per_second_max: f64,
+    /// The number of connections that were dialled.
+    pub dialled: u64,
+    /// The number of connections that failed at the endpoint.
+    pub failed: u64,
+}
+
+impl Calls {
+    /// Returns the number of open connections and the largest one: `3 (max 9)`.
+    pub fn open(&self) -> String {
+        format!("{} (max {})", self.active, self.active_max)
+    }
+
+    /// Returns the rate of new connections and the highest one: `0.4/s (max 2.0/s)`.
+    pub fn rates(&self) -> String {
+        format!("{} (max {})", rate(self.per_second), rate(self.per_second_max))
+    }
 }
 
 /// Percentiles of recent times in milliseconds; they are at most 41 % too long.
@@ -71,6 +105,13 @@ pub struct Times {
     pub p50_ms: f64,
     /// The 99th percentile.
     pub p99_ms: f64,
+}
+
+impl Times {
+    /// Returns the median and the 99th percentile: `0.4/12.8 ms`.
+    pub fn text(&self) -> String {
+        format!("{:.1}/{:.1} ms", self.p50_ms, self.p99_ms)
+    }
 }
 
 /// The last failed attempt to connect to an endpoint.
@@ -100,6 +141,9 @@ impl Listed for Endpoint {
         ("WEIGHT", |endpoint| endpoint.weight.to_string()),
         ("STATE", |endpoint| text(&endpoint.state)),
         ("STANDING", |endpoint| optional(endpoint.standing.as_ref())),
+        ("OPEN", |endpoint| optional(endpoint.calls.map(|calls| calls.open()).as_ref())),
+        ("NEW", |endpoint| optional(endpoint.calls.map(|calls| calls.rates()).as_ref())),
+        ("FAILED", |endpoint| optional(endpoint.calls.map(|calls| calls.failed).as_ref())),
         ("CONNECT", |endpoint| times(endpoint.connect)),
         ("ANSWER", |endpoint| times(endpoint.answer)),
         ("LAST FAILURE", |endpoint| failure(endpoint.last_failure.as_ref())),
@@ -108,7 +152,7 @@ impl Listed for Endpoint {
 
 /// Returns times as a cell: `0.4/12.8 ms`, the median and the 99th percentile.
 fn times(times: Option<Times>) -> String {
-    optional(times.map(|times| format!("{:.1}/{:.1} ms", times.p50_ms, times.p99_ms)).as_ref())
+    optional(times.map(|times| times.text()).as_ref())
 }
 
 /// Returns the last failure of an endpoint as a cell: `endpoint_refused, 8 in a row, at 2026-…`.

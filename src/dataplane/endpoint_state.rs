@@ -117,11 +117,45 @@ pub struct Percentiles {
     pub p99: Duration,
 }
 
+/// A number of connections per second, in thousandths.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Rate(pub u32);
+
+impl Rate {
+    /// Returns the rate of this number of connections within this time.
+    pub fn of(count: u64, time: Duration) -> Self {
+        let milliseconds = time.as_millis().max(1);
+        Self(u32::try_from(u128::from(count) * 1_000_000 / milliseconds).unwrap_or(u32::MAX))
+    }
+
+    /// Returns the number per second.
+    pub fn per_second(self) -> f64 {
+        f64::from(self.0) / 1e3
+    }
+}
+
+/// The connections of a service or route to an endpoint since this process knows the endpoint.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Calls {
+    /// The number of connections that were dialled.
+    pub dialled: u64,
+    /// The number of connections that failed at the endpoint.
+    pub failed: u64,
+    /// The largest number of connections at once.
+    pub active_max: u32,
+    /// The number of connections dialled per second in the last five seconds.
+    pub rate: Rate,
+    /// The highest of these rates.
+    pub rate_max: Rate,
+}
+
 /// The run-time state of an endpoint.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct EndpointState {
     /// The number of connections, counted from before the dial until their end.
     pub in_flight: u32,
+    /// The connections so far; `None` if this service or route has made none.
+    pub calls: Option<Calls>,
     /// The remaining time of the ejection; `None` if the endpoint is not ejected.
     pub ejected_for: Option<Duration>,
     /// The number of failures since the endpoint last took a connection. If the last failure was that of a health check: the

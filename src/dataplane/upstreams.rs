@@ -4,12 +4,13 @@
 //! - An `Upstream` is an endpoint of one service or route, and `group` are the endpoints of that; `in_flight` is one connection.
 //! - `failures`: failures in a row, of an address and port and of one service at it. `silence`: hellos that are not answered.
 //!   `ejection`: what follows from them.
-//! - `slowness`: endpoints that answer late. `state`: the values that operators see.
+//! - `slowness`: endpoints that answer late. `calls`: numbers and rates of connections. `state`: the values that operators see.
 //!
 //! All workers share it. It exists only for endpoints that were dialled or whose checks fail, and it outlives each
 //! snapshot. It is never part of a snapshot, and a change of it creates no snapshot.
 
 pub(crate) mod beliefs;
+mod calls;
 mod ejection;
 mod failures;
 mod group;
@@ -29,6 +30,7 @@ use hashbrown::DefaultHashBuilder;
 use tokio::time::Instant;
 
 use self::beliefs::Recalled;
+use self::calls::{Counters, RATE_EVERY};
 use self::failures::Failures;
 pub(crate) use self::group::Group;
 pub use self::in_flight::InFlight;
@@ -63,6 +65,8 @@ pub struct Upstreams {
     recalled: Mutex<Recalled>,
     /// The time at which the counts of times were halved last, in milliseconds on the clock of [`Upstreams::now`].
     aged: AtomicU64,
+    /// The time at which the rates of connections were counted last, on the same clock.
+    rated: AtomicU64,
     recorder: Arc<Recorder>,
 }
 
@@ -80,6 +84,7 @@ pub struct Upstream {
     /// The answers that the endpoint owes.
     silence: Silence,
     in_flight: AtomicU32,
+    calls: Counters,
     /// The place, among the addresses of the endpoint, of the one that is tried first: the last one that has not failed.
     address: AtomicUsize,
     /// The time of the failure or silence for which an ejection was judged last, in milliseconds on the clock of [`Upstreams::now`].
@@ -198,6 +203,7 @@ impl Upstreams {
             withdrawals: Withdrawals::default(),
             recalled: Mutex::default(),
             aged: AtomicU64::new(milliseconds(now - started)),
+            rated: AtomicU64::new(milliseconds(now - started)),
             recorder: recorder.clone(),
         }
     }
@@ -214,7 +220,9 @@ impl Upstreams {
 
     /// Counts a connection to an endpoint.
     pub fn begin(&self, upstream: Arc<Upstream>) -> InFlight {
-        self.count(upstream, Instant::now()).1
+        let (before, in_flight) = self.count(upstream, Instant::now());
+        in_flight.upstream().calls.hold(before + 1);
+        in_flight
     }
 
     /// Counts a connection, dialled at `now`, to an endpoint with a limit of connections; `None` if the endpoint is full.
@@ -225,7 +233,11 @@ impl Upstreams {
         now: Instant,
     ) -> Option<InFlight> {
         let (before, in_flight) = self.count(upstream, now);
-        max.is_none_or(|max| before < max.get()).then_some(in_flight)
+        let has_place = max.is_none_or(|max| before < max.get());
+        has_place.then(|| {
+            in_flight.upstream().calls.dial(before + 1);
+            in_flight
+        })
     }
 
     /// Counts a connection; returns the number of the others too.
@@ -259,6 +271,7 @@ impl Upstreams {
                 not_counted: AtomicU32::new(0),
                 silence: Silence::default(),
                 in_flight: AtomicU32::new(0),
+                calls: Counters::default(),
                 address: AtomicUsize::new(0),
                 judged: AtomicU64::new(0),
                 ejected_until: AtomicU64::new(0),
@@ -344,6 +357,12 @@ impl Upstreams {
         self.addresses.retain(|_, shared| Arc::strong_count(shared) > 1);
         self.groups.retain(|_, group| Arc::strong_count(group) > 1);
         self.find_slow();
+        let step = now.saturating_sub(self.rated.load(Ordering::Relaxed));
+        if step >= milliseconds(RATE_EVERY) {
+            self.rated.store(now, Ordering::Relaxed);
+            let took = Duration::from_millis(step);
+            self.endpoints.iter().for_each(|upstream| upstream.calls.end_step(took));
+        }
         if now.saturating_sub(self.aged.load(Ordering::Relaxed)) >= milliseconds(AGE_EVERY) {
             self.aged.store(now, Ordering::Relaxed);
             for upstream in &self.endpoints {

@@ -79,6 +79,8 @@ impl Upstreams {
             not_counted,
             silence,
             in_flight: _,
+            // A new process counts from the start.
+            calls: _,
             address: first,
             judged: _,
             ejected_until,

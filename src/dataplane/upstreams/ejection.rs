@@ -70,6 +70,7 @@ impl Upstreams {
         let labels = [("service", service_of(&candidates.group)), ("reason", failure.reason.text())];
         self.recorder.counter("isthmus_endpoint_failures_total", &labels).increment(1);
         upstream.learn();
+        upstream.calls.fail();
         upstream.failures_for(failure.reason).set_last(failure.now(false));
     }
 

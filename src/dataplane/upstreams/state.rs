@@ -83,6 +83,7 @@ impl Upstreams {
         };
         EndpointState {
             in_flight: upstream.in_flight.load(Ordering::Relaxed),
+            calls: Some(upstream.calls.read()),
             ejected_for: (until > now).then(|| Duration::from_millis(until - now)),
             in_a_row: if by_check { checks_failed } else { upstream.in_a_row() },
             unhealthy: upstream.unhealthy.load(Ordering::Relaxed),
