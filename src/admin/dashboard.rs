@@ -4,6 +4,7 @@
 
 mod html;
 mod map;
+mod opened;
 mod past;
 mod question;
 mod sections;
@@ -49,25 +50,35 @@ pub fn page(overview: &Overview, explained: &Explained) -> String {
     sections::header(&mut html, overview, name);
     question::explain(&mut html, overview, explained);
     html.raw("<main id=\"main\" tabindex=\"-1\">\n");
-    sections::state(&mut html, overview);
-    past::all(&mut html, overview);
-    sections::networks(&mut html, overview);
-    html.raw("<div class=\"columns\">\n");
-    sections::refusals(&mut html, overview);
-    sections::failures(&mut html, overview);
-    html.raw("</div>\n");
-    sections::services(&mut html, overview, explained);
-    html.raw("<div class=\"columns\">\n");
-    sections::registries(&mut html, overview);
-    sections::peers(&mut html, overview);
-    sections::clients(&mut html, overview);
-    sections::certificates(&mut html, overview);
-    sections::config(&mut html, overview);
-    html.raw("</div>\n</main>\n<footer>");
+    if let Some(selection) = &overview.selection {
+        opened::opened(&mut html, overview, selection);
+    } else {
+        all(&mut html, overview, explained);
+    }
+    html.raw("</main>\n<footer>");
     html.text("The same in a terminal: ").raw("<code>isthmus top</code>, <code>isthmus status</code>. ");
     html.text("For programs: ").raw("<a href=\"/api/v1/overview\">/api/v1/overview</a>, ");
     html.raw("<a href=\"/metrics\">/metrics</a>. <span id=\"fresh\"></span></footer>\n</body>\n</html>\n");
     html.finish()
+}
+
+/// Writes the state of the whole gateway.
+fn all(html: &mut Html, overview: &Overview, explained: &Explained) {
+    sections::state(html, overview);
+    past::all(html, overview);
+    sections::networks(html, overview);
+    html.raw("<div class=\"columns\">\n");
+    sections::refusals(html, overview);
+    sections::failures(html, overview);
+    html.raw("</div>\n");
+    sections::services(html, overview, explained);
+    html.raw("<div class=\"columns\">\n");
+    sections::registries(html, overview);
+    sections::peers(html, overview);
+    sections::clients(html, overview);
+    sections::certificates(html, overview);
+    sections::config(html, overview);
+    html.raw("</div>\n");
 }
 
 #[cfg(test)]

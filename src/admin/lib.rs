@@ -7,7 +7,7 @@
 //! - `server`: the listeners, and the lists of the owners. `routes`, `response`, `scraped`: what these share.
 //! - `status`, `listeners`, `services`, `exposed`, `endpoints`, `connections`, `registries`, `networks`, `peers`, `clients`,
 //!   `certificates`: the state as values of the API. `limit_metrics`, `peer_metrics`, `time_metrics`: further metrics.
-//! - `overview`, `dashboard`: the page. `past`: the traffic of the last 15 minutes.
+//! - `overview` with `selection`, `dashboard`: the page. `past`: the traffic of the last 15 minutes.
 //! - `explain`, with `limits`, `marks`, `recent`, `imported` and `probe`; `horizon`; `traces`: the answers to questions.
 //! - `problems`: what is wrong with the gateway; `left_out`: what the scopes of registries leave out. `readiness`: its gates.
 //! - `orders`, `maintenance`, `drains`, `enrolment`: requests for changes.
@@ -44,6 +44,7 @@ mod registries;
 mod response;
 mod routes;
 pub mod scraped;
+mod selection;
 pub mod server;
 mod services;
 pub mod share_log;

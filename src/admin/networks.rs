@@ -107,7 +107,11 @@ struct Count {
 /// Returns the networks of the newest snapshot.
 pub(super) fn of(sources: &Sources) -> Vec<api::network::Network> {
     let (states, distances) = (sources.liveness.states(), sources.liveness.distances());
-    networks(&sources.reader.latest(), &states, &distances, &sources.shares)
+    let mut networks = networks(&sources.reader.latest(), &states, &distances, &sources.shares);
+    for network in &mut networks {
+        network.calls = sources.past.calls_from(&network.name);
+    }
+    networks
 }
 
 /// Returns one object per network, in order of name, for networks of the config, networks with gateways, and networks of

@@ -8,11 +8,12 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Mutex;
 
-use super::{Sources, clients, networks, peers, status};
+use super::{Sources, clients, networks, peers, selection, status};
 use isthmus_api::connection::Connection;
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::overview::{Overview, Part, Past, Refusal, Service, Services, Traffic, states};
 use isthmus_api::peer::Peer;
+use isthmus_api::selection::Selection;
 use isthmus_api::status::Status;
 use isthmus_dataplane::endpoint_state::State;
 use isthmus_model::endpoint::Health;
@@ -27,7 +28,7 @@ use isthmus_telemetry::recorder::{Recorder, label};
 /// The time for which a list of services is reused.
 const FRESH: Duration = Duration::from_secs(1);
 /// The number of services on a page.
-const PER_PAGE: usize = 50;
+pub(super) const PER_PAGE: usize = 50;
 /// The largest numbers of items in the other lists of the overview; the overview omits further items.
 const NETWORKS_MAX: usize = 40;
 const GATEWAYS_MAX: usize = 100;
@@ -47,6 +48,19 @@ pub struct Ask {
     pub query: String,
     /// The page number, from 1; 0 means the first page too.
     pub page: usize,
+    /// The network, service and endpoint that the request opens.
+    pub opens: Opens,
+}
+
+/// The network, service and endpoint that a request opens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Opens {
+    /// The name of the network.
+    pub network: Option<String>,
+    /// The host name of the service, or the key of the route.
+    pub service: Option<String>,
+    /// The address of the endpoint.
+    pub endpoint: Option<String>,
 }
 
 /// The last list of services, kept for the requests of the next second.
@@ -84,6 +98,19 @@ impl Cache {
 }
 
 impl Board {
+    /// Adds the chosen network and service to what the request opens.
+    fn complete(&self, selection: &mut Selection) {
+        let of = |service: &String| self.services.iter().find(|one| one.name == *service).cloned();
+        selection.about_service = selection.service.as_ref().and_then(of);
+        if let Some(name) = &selection.network {
+            selection.about_network = self.networks.iter().find(|network| network.name == *name).cloned();
+            let gateways = self.gateways.iter().filter(|gateway| gateway.network == *name);
+            if selection.service.is_none() {
+                selection.gateways = Part::of(gateways.cloned().collect(), PER_PAGE);
+            }
+        }
+    }
+
     fn page(&self, ask: &Ask) -> Services {
         let mut end = ask.query.len().min(QUERY_MAX);
         while !ask.query.is_char_boundary(end) {
@@ -111,6 +138,10 @@ impl Board {
 pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
     let board = sources.overviews.board(sources).await;
     let failures = failures(sources);
+    let selection = selection::selection(sources, ask, &failures).await.map(|mut selection| {
+        board.complete(&mut selection);
+        selection
+    });
     let mut clients = clients::clients(&sources.clients);
     // Clients with rejected or late updates come first.
     clients.sort_by_key(|client| {
@@ -143,6 +174,7 @@ pub async fn overview(sources: &Sources, ask: &Ask) -> Overview {
         peers: Part::of(peers, PEERS_MAX),
         clients: Part::of(clients, CLIENTS_MAX),
         certificates: Part::of(sources.identities.certificates(), CERTIFICATES_MAX),
+        selection,
     }
 }
 
@@ -203,7 +235,7 @@ fn refusals(ended: &BTreeMap<String, u64>, failures: &[Connection]) -> Vec<Refus
 
 fn board(sources: &Sources) -> Board {
     let snapshot = sources.reader.latest();
-    let (mut counts, ended) = counts(&sources.telemetry.recorder);
+    let Counts { services: mut counts, ended, networks: _ } = counts(&sources.telemetry.recorder);
     let upstreams = sources.dataplane.upstreams();
     // This set has the endpoints that get no connections or that fail. Some of them may not be in the snapshot any more.
     let mut troubled: HashSet<EndpointKey> = HashSet::new();
@@ -258,27 +290,43 @@ fn rank(state: &str) -> usize {
     }
 }
 
-/// Returns the counters by service or route, and the number of ended connections by reason.
-pub(super) fn counts(recorder: &Recorder) -> (HashMap<String, Traffic>, BTreeMap<String, u64>) {
-    let mut counts: HashMap<String, Traffic> = HashMap::new();
-    let mut ended: BTreeMap<String, u64> = BTreeMap::new();
-    let by_service = [
+/// The counters of connections.
+#[derive(Default)]
+pub(super) struct Counts {
+    /// The traffic by service or route.
+    pub(super) services: HashMap<String, Traffic>,
+    /// The number of ended connections by reason.
+    pub(super) ended: BTreeMap<String, u64>,
+    /// The ended connections by the client's network: all in `opened`, and those that failed.
+    pub(super) networks: HashMap<String, Traffic>,
+}
+
+/// Returns the counters.
+pub(super) fn counts(recorder: &Recorder) -> Counts {
+    let Counts { services: mut counts, mut ended, mut networks } = Counts::default();
+    let by_name = [
         ("istio_tcp_connections_opened_total", "destination_service"),
         ("istio_tcp_received_bytes_total", "destination_service"),
         ("istio_tcp_sent_bytes_total", "destination_service"),
         ("isthmus_connections_total", "service"),
+        (NETWORK, "network"),
     ];
     recorder.each_counter(|key, count| {
-        let Some((name, of)) = by_service.iter().find(|(name, _)| *name == key.name()) else { return };
-        let service = label(key, of);
-        if !counts.contains_key(service) {
-            counts.insert(service.to_owned(), Traffic::default());
+        let Some((metric, of)) = by_name.iter().find(|(name, _)| *name == key.name()) else { return };
+        let name = label(key, of);
+        let all = if *metric == NETWORK { &mut networks } else { &mut counts };
+        if !all.contains_key(name) {
+            all.insert(name.to_owned(), Traffic::default());
         }
-        let Some(traffic) = counts.get_mut(service) else { return };
-        match *name {
+        let Some(traffic) = all.get_mut(name) else { return };
+        match *metric {
             "istio_tcp_connections_opened_total" => traffic.opened += count,
             "istio_tcp_received_bytes_total" => traffic.bytes_up += count,
             "istio_tcp_sent_bytes_total" => traffic.bytes_down += count,
+            NETWORK => {
+                traffic.opened += count;
+                traffic.failed += if label(key, "reason") == Reason::Ok.text() { 0 } else { count };
+            }
             _ => {
                 let reason = label(key, "reason");
                 if reason != Reason::Ok.text() {
@@ -288,8 +336,11 @@ pub(super) fn counts(recorder: &Recorder) -> (HashMap<String, Traffic>, BTreeMap
             }
         }
     });
-    (counts, ended)
+    Counts { services: counts, ended, networks }
 }
+
+/// The metric of connections by the client's network.
+const NETWORK: &str = "isthmus_network_connections_total";
 
 /// Returns all services and routes.
 fn rows(
@@ -380,10 +431,10 @@ mod tests {
         let all: Vec<String> = [1, 2, 3].into_iter().flat_map(|number| names(&page(number))).collect();
         assert_eq!(all.len(), 101);
         assert_eq!((page(0).page, page(usize::MAX).page, page(1).pages), (1, 3, 3));
-        let found = board.page(&Ask { query: " S100 ".to_owned(), page: 7 });
+        let found = board.page(&Ask { query: " S100 ".to_owned(), page: 7, ..Ask::default() });
         assert_eq!((found.matching, found.page, found.pages, found.total), (1, 1, 1, 101));
         assert_eq!(names(&found), ["s100.test"]);
-        let long = board.page(&Ask { query: "é".repeat(1000), page: 1 });
+        let long = board.page(&Ask { query: "é".repeat(1000), page: 1, ..Ask::default() });
         assert!(long.query.len() <= QUERY_MAX && long.shown.is_empty() && long.pages == 1);
     }
 

@@ -6,7 +6,7 @@
 //! - `connection`: the table of the members of a connection, which the access log and spans use too.
 //! - `status`, `listener`, `registry`, `service`, `endpoint`, `network`, `peer`, `client`, `certificate`, `drain`: the lists.
 //! - `requests`: the table of the requests. `table`: lists as rows of texts.
-//! - `explanation`, `horizon`, `trace`, `overview`: answers. `text`: quantities, and the escaping of deceptive characters.
+//! - `explanation`, `horizon`, `trace`, `overview` with `selection`: answers. `text`: quantities, and the escaping of deceptive characters.
 
 pub mod certificate;
 pub mod client;
@@ -21,6 +21,7 @@ pub mod overview;
 pub mod peer;
 pub mod registry;
 pub mod requests;
+pub mod selection;
 pub mod service;
 pub mod status;
 pub mod table;

@@ -3,7 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use super::table::{Column, Listed, list, optional, text};
-use super::text::counted;
+use super::text::{counted, rate};
 
 /// A network of the mesh, with its address blocks and the numbers of its gateways and endpoints.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
@@ -30,6 +30,32 @@ pub struct Network {
     /// such services.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub share: Option<f64>,
+    /// The connections of the network's clients to this gateway; absent if there were none in the last 15 minutes.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub calls: Option<Calls>,
+}
+
+/// The connections and CONNECT streams from one network that ended at this gateway in the last 15 minutes. Clients belong to the network
+/// whose `cidrs` have their address.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Calls {
+    /// The number per second in the last step of 15 seconds.
+    pub per_second: f64,
+    /// The highest number per second in a step.
+    pub per_second_max: f64,
+    /// The number in all steps.
+    pub ended: u64,
+    /// The number of these that ended with a reason other than `ok`.
+    pub failed: u64,
+}
+
+impl Calls {
+    /// Returns the rate and the failures in words.
+    pub fn text(&self) -> String {
+        let failed = if self.failed > 0 { format!(", {} failed", self.failed) } else { String::new() };
+        format!("{}{failed}", rate(self.per_second))
+    }
 }
 
 /// The distance of a network, by which steering orders networks.
@@ -140,6 +166,7 @@ impl Listed for Network {
         ("DISTANCE", |network| optional(network.distance.as_ref().map(|distance| distance.text()).as_ref())),
         ("RING", |network| text(&network.ring())),
         ("SHARE", |network| text(&network.percent())),
+        ("CALLS FROM IT", |network| optional(network.calls.map(|calls| calls.text()).as_ref())),
         ("ENDPOINTS", |network| network.endpoints.to_string()),
         ("READY WEIGHT", |network| network.ready_weight.to_string()),
     ];

@@ -7,6 +7,7 @@ use super::client::Client;
 use super::connection::Connection;
 use super::network::{Gateway, Network};
 use super::peer::Peer;
+use super::selection::Selection;
 use super::status::Status;
 
 /// The state of the gateway on one page.
@@ -37,6 +38,8 @@ pub struct Overview {
     pub clients: Part<Client>,
     /// The certificates and roots.
     pub certificates: Part<Certificate>,
+    /// The network, service or endpoint that the request opens; `null` if it opens none.
+    pub selection: Option<Selection>,
 }
 
 /// The first items of a list, and the length of the whole list.
@@ -92,6 +95,14 @@ pub struct Past {
     pub bytes: Vec<u64>,
     /// The median time in microseconds until the slowest endpoint answered, at the end of each step; 0 if none has answered.
     pub answer_us: Vec<u64>,
+}
+
+impl Past {
+    /// Returns the sums of `opened` and `failed`.
+    pub fn sums(&self) -> (u64, u64) {
+        let sum = |values: &[u64]| values.iter().fold(0, |sum: u64, value| sum.saturating_add(*value));
+        (sum(&self.opened), sum(&self.failed))
+    }
 }
 
 /// One page of the services and routes: first those that are down or degraded, then by traffic.

@@ -166,8 +166,9 @@ requests! {
     get METRICS: String = "/metrics", "", "[metrics](metrics.md), also `/stats/prometheus`", Text("");
     get DASHBOARD: String = "/", "", "the [dashboard](operate-and-debug.md#dashboard), HTML", Text("");
     get STATUS: Status = "/api/v1/status", "", "object", Golden("status");
-    get OVERVIEW: Overview = "/api/v1/overview", "?q=&page=",
-        "object for the dashboard and `isthmus top`, with bounded lists; `q` selects services by a part of their names",
+    get OVERVIEW: Overview = "/api/v1/overview", "?q=&page=&network=&service=&endpoint=",
+        "object for the dashboard and `isthmus top`, with bounded lists; `q` selects services by a part of their names; the last three open \
+         one network, service or endpoint (`selection`)",
         Golden("overview");
     list SERVICES: Service = "/api/v1/services", "", "list", Golden("services"), Shown { words: &["services", "svc"], table: Some(service::table) };
     get SERVICE: ServiceDetail = "/api/v1/services/{hostname}", "", "object", Golden("service");
@@ -225,7 +226,7 @@ requests! {
     post RELOAD: Value = "/api/v1/reload", "", "`{\"result\": \"applied\"}`, or 400 with `problems`", Text("`result`");
     post STOP: Value = "/api/v1/drain", "", "202; drains as SIGTERM does", Text("");
     post UPGRADE: Value = "/api/v1/upgrade", "?wait",
-        "object, after the [upgrade](upgrade.md); 409 with the reason if the process goes on; `wait`: begins when no other is under way",
+        "object, after the [upgrade](upgrade.md); 409 with the reason if the old process goes on; with `wait`, the upgrade begins when no other is under way",
         Text("`result`, `process`, `version`, `moved`, `left`, `seconds`");
     post LOG_LEVEL: Value = "/api/v1/log-level", "?level=",
         "object; the level is `error`, `warn`, `info`, `debug`, `trace`, or a filter as in `RUST_LOG`", Text("`result`");

@@ -138,7 +138,8 @@ impl Core {
 
     /// Counts the end of a connection, and writes its access log record and span if they are wanted. Must be called once.
     pub(crate) fn finish(&self, entry: &Entry, reason: Reason) {
-        self.count_end(entry, reason);
+        let network = self.mesh.network_of(entry.source().ip());
+        self.count_end(entry, reason, network.as_ref());
         let record = entry.record.borrow();
         let span = self.local.span(record.caller_trace(), record.hello_trace, || self.numbers.random());
         if span.is_some() || self.local.is_logged(reason, record.cancelled) {
@@ -146,7 +147,7 @@ impl Core {
                 span: span.map(Box::new),
                 reason: Some(reason),
                 ended_by: entry.ended_by(reason),
-                ..entry.record_so_far(self.mesh.network_of(entry.source().ip()))
+                ..entry.record_so_far(network)
             });
         }
     }
@@ -156,12 +157,15 @@ impl Core {
         entry.listener.probed();
     }
 
-    fn count_end(&self, entry: &Entry, reason: Reason) {
+    fn count_end(&self, entry: &Entry, reason: Reason, network: Option<&Arc<str>>) {
         self.report_bytes(entry);
         let (facts, record) = (entry.facts.borrow(), entry.record.borrow());
         self.local.ended(&entry.listener, &record, facts.destination.as_deref(), reason);
         if let Some(peer) = &record.peer {
             self.local.peer_ended(peer, reason);
+        }
+        if let Some(network) = network {
+            self.local.network_ended(network, reason);
         }
     }
 

@@ -488,8 +488,17 @@ impl Control {
 
     /// Returns all live connections, oldest first; at most 10,000 per worker.
     pub async fn connections(&self) -> Vec<ConnectionRecord> {
-        let mut all: Vec<ConnectionRecord> =
-            self.ask(Message::Connections).await.into_iter().flatten().collect();
+        self.listed(None).await
+    }
+
+    /// Returns the live connections to a service or route, oldest first, of the first 10,000 connections of each worker.
+    pub async fn connections_to(&self, destination: &str) -> Vec<ConnectionRecord> {
+        self.listed(Some(destination.into())).await
+    }
+
+    async fn listed(&self, to: Option<Arc<str>>) -> Vec<ConnectionRecord> {
+        let asked = self.ask(|answer| Message::Connections { to: to.clone(), answer }).await;
+        let mut all: Vec<ConnectionRecord> = asked.into_iter().flatten().collect();
         all.sort_by_key(|record| record.id);
         all
     }

@@ -109,8 +109,8 @@ pub(crate) enum Message {
     Readmit,
     /// Ends live connections on the order of an operator; answers with their number.
     Kill { which: Condemned, answer: oneshot::Sender<usize> },
-    /// Lists live connections.
-    Connections(oneshot::Sender<Vec<ConnectionRecord>>),
+    /// Lists live connections, only those to a service or route if `to` has its name.
+    Connections { to: Option<Arc<str>>, answer: oneshot::Sender<Vec<ConnectionRecord>> },
     /// Stops listening, lets connections finish within the time `within`, and ends the thread.
     Drain { within: Duration, queue: Queue },
     /// Answers with other descriptors of the listening sockets.

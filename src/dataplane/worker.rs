@@ -78,7 +78,7 @@ impl Worker {
             Message::Arrive(arrival) => hbone::arrive(core, *arrival),
             Message::Readmit => core.scope.spawn(readmit_all(core.clone())),
             Message::Kill { which, answer } => core.scope.spawn(kill(core.clone(), which, answer)),
-            Message::Connections(answer) => core.scope.spawn(list(core.clone(), answer)),
+            Message::Connections { to, answer } => core.scope.spawn(list(core.clone(), to, answer)),
             Message::TakeBack { holder, asked } => take_back(core, holder, asked),
             Message::Largest(answer) => {
                 let _ = answer.send(held::largest(core));
@@ -186,14 +186,22 @@ async fn keep_ticking(core: Rc<Core>, timer: Timer) {
     }
 }
 
-/// Sends the records of the live connections to `answer`, and yields to other tasks after each batch.
-async fn list(core: Rc<Core>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
+/// Sends the records of the live connections to `answer`, only those to the service or route `to` if it is given. Yields to other tasks
+/// after each batch.
+async fn list(core: Rc<Core>, to: Option<Arc<str>>, answer: oneshot::Sender<Vec<ConnectionRecord>>) {
+    let is_listed = |entry: &&Rc<Entry>| match &to {
+        None => core.connections.has(entry),
+        Some(to) => entry.record.borrow().destination() == Some(to) && core.connections.has(entry),
+    };
     let entries: Vec<Rc<Entry>> =
         core.connections.table.borrow().iter().take(LISTED_MAX).map(|(_, entry)| entry.clone()).collect();
-    let mut listed = Vec::with_capacity(entries.len());
+    let mut listed = Vec::new();
     for some in entries.chunks(AT_ONCE) {
-        let live = some.iter().filter(|entry| core.connections.has(entry));
-        listed.extend(live.map(|entry| entry.record_so_far(core.mesh.network_of(entry.source().ip()))));
+        listed.extend(
+            some.iter()
+                .filter(is_listed)
+                .map(|entry| entry.record_so_far(core.mesh.network_of(entry.source().ip()))),
+        );
         tokio::task::yield_now().await;
     }
     // The caller may have stopped waiting.

@@ -144,6 +144,11 @@ pub const DESCRIPTIONS: &[(&str, &str)] = &[
          too.",
     ),
     (
+        "isthmus_network_connections_total",
+        "Ended connections and CONNECT streams, by the client's network (networks.*.cidrs) and by reason; isthmus_connections_total counts \
+         them too. Clients of an unknown network are not counted here.",
+    ),
+    (
         "isthmus_peer_enrolments_total",
         "Enrolments that this gateway served or joined, by result: enrolled, replaced (the peer had a link), token_unknown, token_used, \
          token_expired, refused (by one of the sides), unreachable (at all addresses of the token), not_stored, or broken (the other side's \

@@ -33,6 +33,16 @@ impl<T: PartialEq> Equivalent<(Arc<str>, Arc<str>, T)> for Borrowed<'_, T> {
     }
 }
 
+/// A network and a reason, borrowed for a lookup.
+#[derive(Hash)]
+struct NetworkKey<'a>(&'a str, Reason);
+
+impl Equivalent<(Arc<str>, Reason)> for NetworkKey<'_> {
+    fn equivalent(&self, key: &(Arc<str>, Reason)) -> bool {
+        *self.0 == *key.0 && self.1 == key.1
+    }
+}
+
 /// The path of bytes through the gateway.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum RelayPath {
@@ -84,6 +94,8 @@ pub struct Local {
     traces_limited: Counter,
     listeners: RefCell<HashMap<Arc<str>, Rc<ListenerCounts>>>,
     ended: RefCell<HashMap<EndedKey, Counter>>,
+    /// The ended connections by the client's network and by reason.
+    networks: RefCell<HashMap<(Arc<str>, Reason), Counter>>,
     destinations: RefCell<HashMap<DestinationKey, Rc<Destination>>>,
 }
 
@@ -157,6 +169,7 @@ impl Local {
             traces_limited: recorder.counter("isthmus_traces_limited_total", &[]),
             listeners: RefCell::default(),
             ended: RefCell::default(),
+            networks: RefCell::default(),
             destinations: RefCell::default(),
             telemetry: telemetry.clone(),
             recorder,
@@ -302,6 +315,20 @@ impl Local {
     pub fn peer_ended(&self, peer: &Arc<str>, reason: Reason) {
         let labels = [("peer", &**peer), ("reason", reason.text())];
         self.recorder.counter("isthmus_peer_connections_total", &labels).increment(1);
+    }
+
+    /// Counts the end of a connection or stream whose client is on this network; [`Self::ended`] counts it too.
+    pub fn network_ended(&self, network: &Arc<str>, reason: Reason) {
+        let mut networks = self.networks.borrow_mut();
+        if let Some(counter) = networks.get(&NetworkKey(network, reason)) {
+            return counter.increment(1);
+        }
+        let labels = [("network", &**network), ("reason", reason.text())];
+        let counter = self.recorder.counter("isthmus_network_connections_total", &labels);
+        counter.increment(1);
+        if networks.len() < RULES_MAX {
+            networks.insert((network.clone(), reason), counter);
+        }
     }
 
     /// Returns the counters of a connection's destination.

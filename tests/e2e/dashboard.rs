@@ -87,6 +87,8 @@ fn the_page_is_complete_without_scripts_and_no_name_becomes_markup() {
         format!("/?explain={query}"),
         format!("/?explain={query}&authority=1&from={query}"),
         format!("/?q={query}&page={query}"),
+        format!("/?network={query}"),
+        format!("/?network={query}&service={query}&endpoint={query}"),
     ] {
         let (head, body) = page(&gateway, &path);
         assert!(head.starts_with("http/1.0 200"), "{path}: {head}");
@@ -101,6 +103,44 @@ fn the_page_is_complete_without_scripts_and_no_name_becomes_markup() {
     let services = body.split("id=\"services\"").nth(1).and_then(|rest| rest.split("</section>").next());
     let services = services.expect("the section");
     assert!(services.contains("*.billing.mesh") && !services.contains("api.example.com"), "{services}");
+}
+
+#[test]
+fn the_page_leads_from_a_network_to_a_connection_and_the_command_that_closes_it() {
+    let backend = Backend::tls_echo(PKI.server("a.billing.mesh"), "");
+    let address = backend.address.to_string();
+    let config = CONFIG
+        .replace("127.0.0.9:2", &address)
+        .replace("networks: {", "networks: {net-east: {cidrs: [\"127.0.0.0/8\"]}, ");
+    let gateway = Gateway::start(&config);
+    let mut client = tls(gateway.listener("mesh-sni"), "a.billing.mesh").expect("a handshake");
+    call(&mut client, "hello").expect("an answer");
+    let shows = |path: &str, wanted: &[&str]| {
+        let (head, body) = page(&gateway, path);
+        assert!(head.starts_with("http/1.0 200"), "{path}: {head}");
+        wanted.iter().for_each(|wanted| assert!(body.contains(wanted), "{path}: no {wanted}: {body}"));
+        body
+    };
+    let to_west = "/?network=net-west&amp;service=checkout.shop.mesh";
+    shows("/", &["href=\"/?network=net-west\"", "href=\"/?service=%2A.billing.mesh\""]);
+    shows("/?network=net-west", &[to_west, "192.0.2.10 sni 15443", "isthmus drain network net-west --plan"]);
+    shows(
+        "/?network=net-west&service=checkout.shop.mesh",
+        &["10.2.0.1", "isthmus explain checkout.shop.mesh"],
+    );
+    let to_endpoint = format!("/?service=%2A.billing.mesh&amp;endpoint={}", address.replace(':', "%3A"));
+    shows("/?service=%2A.billing.mesh", &[&to_endpoint, "1<span class=\"meaning\">1</span>"]);
+    let drain = format!("isthmus endpoint drain {address} --service &#39;*.billing.mesh&#39;");
+    let body = shows(&to_endpoint.replace("&amp;", "&"), &[&drain, "1 (max 1)"]);
+    let (_, rest) = body.split_once("isthmus close ").expect("the command");
+    let (id, _) = rest.split_once('<').expect("an element");
+    run(&gateway, &["close", id]);
+    call(&mut client, "again").expect_err("closed");
+    let ended = "isthmus_network_connections_total{network=\"net-east\",reason=\"killed\"} 1\n";
+    eventually("the connection is counted for its network", || {
+        gateway.get("/metrics").1.contains(ended).then_some(())
+    });
+    shows("/?service=nothing.test", &["knows no such network, service or endpoint"]);
 }
 
 /// Half of the own endpoints are ready, so that other networks take calls: both, until the gateway of one is dead.

@@ -2,7 +2,7 @@
 
 use std::fmt::Display;
 
-use isthmus_api::text::is_deceptive;
+use isthmus_api::text::{ago, is_deceptive, with_short_times};
 
 /// The longest value in characters. Longer values are cut, because a peer or a registry may choose their length.
 const TEXT_MAX: usize = 1000;
@@ -42,6 +42,33 @@ impl Html {
     /// Adds the text of a value's [`Display`] form.
     pub(super) fn show(&mut self, value: impl Display) -> &mut Self {
         self.text(value.to_string())
+    }
+
+    /// Adds a time in words, such as `12 s ago`, with the exact time as its title.
+    pub(super) fn time(&mut self, time: &str, now: &str) -> &mut Self {
+        self.raw("<time").attribute("datetime", time).attribute("title", time).raw(">");
+        self.text(ago(time, now)).raw("</time>")
+    }
+
+    /// Adds a link.
+    pub(super) fn link(&mut self, to: &str, text: &str) -> &mut Self {
+        self.raw("<a").attribute("href", to).raw(">").text(text).raw("</a>")
+    }
+
+    /// Adds a text of the gateway: its commands, which are in backquotes, can be copied, and its times are short.
+    pub(super) fn prose(&mut self, text: &str, now: &str) -> &mut Self {
+        for (index, part) in text.split('`').enumerate() {
+            match index % 2 {
+                0 => self.text(with_short_times(part, now)),
+                _ => self.command(part),
+            };
+        }
+        self
+    }
+
+    /// Adds a command, which a click selects.
+    pub(super) fn command(&mut self, command: &str) -> &mut Self {
+        self.raw("<code class=\"copy\">").text(command).raw("</code>")
     }
 
     /// Adds ` name="value"`.

@@ -1,7 +1,8 @@
 //! A picture of the networks and their gateways: this gateway's network on the left, the other networks on the right, and a
-//! line to each of them. The picture has a wide form, and a narrow form for small screens.
+//! line to each of them with the calls of its clients. The picture has a wide form, and a narrow form for small screens.
 
 use super::html::Html;
+use super::sections::link_to;
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::overview::Overview;
 
@@ -54,17 +55,14 @@ fn picture(html: &mut Html, overview: &Overview, others: &[&Network], form: &For
     let shown = &others[..others.len().min(NETWORKS_MAX)];
     let height_of = |network: &Network| {
         let gateways = of(overview, network).len();
-        (2 + usize::from(network.distance.is_some())
-            + gateways.min(GATEWAYS_MAX)
-            + usize::from(gateways > GATEWAYS_MAX))
+        (2 + way(network, form).len() + gateways.min(GATEWAYS_MAX) + usize::from(gateways > GATEWAYS_MAX))
             * LINE
             + 12
     };
     let node = &overview.status.node.network;
     let listeners = overview.status.listeners.len().min(GATEWAYS_MAX);
-    let is_steered =
-        overview.networks.shown.iter().any(|network| network.name == *node && network.share.is_some());
-    let own_height = (3 + usize::from(is_steered) + listeners) * LINE + 12;
+    let own = overview.networks.shown.iter().find(|network| network.name == *node);
+    let own_height = (3 + own.map_or(0, |own| stays(own).len()) + listeners) * LINE + 12;
     let hidden = others.len() - shown.len();
     let stack: usize = shown.iter().map(|network| height_of(network) + GAP).sum::<usize>()
         + if hidden > 0 { LINE + GAP } else { 0 };
@@ -121,6 +119,12 @@ fn line(
         // The label is on the outer side of the curve, where it does not cross the line.
         let base = if middle > own.0 + own.1 / 2 { middle + 15 } else { middle - 7 };
         words(html, class, form.others.0 - 12, base, label);
+        if let Some(calls) = calls(network) {
+            let base = if base > middle { base + 15 } else { base - 15 };
+            let class =
+                if network.calls.is_some_and(|calls| calls.failed > 0) { "warn end" } else { "plain end" };
+            words(html, class, form.others.0 - 12, base, &calls);
+        }
     }
 }
 
@@ -146,14 +150,14 @@ fn own_box(html: &mut Html, overview: &Overview, form: &Form, top: usize, height
         base += LINE;
         base - LINE
     };
-    words(html, "name", left, next(), &named(&node.network));
+    name(html, left, next(), &node.network);
     let own = overview.networks.shown.iter().find(|network| network.name == node.network);
     words(html, "dim", left, next(), &own.map_or_else(|| "no endpoints".to_owned(), |own| own.size()));
-    let name = if node.name.is_empty() { "this gateway" } else { &node.name };
-    if let Some(share) = own.filter(|own| own.share.is_some()) {
-        words(html, "plain", left, next(), &format!("{} of its calls stay", share.percent()));
+    for line in own.map(stays).unwrap_or_default() {
+        words(html, "plain", left, next(), &line);
     }
-    words(html, "plain", left, next(), &format!("this gateway: {name}"));
+    let this = if node.name.is_empty() { String::new() } else { format!(": {}", node.name) };
+    words(html, "plain", left, next(), &format!("this gateway{this}"));
     for listener in overview.status.listeners.iter().take(GATEWAYS_MAX) {
         let address = listener.address.as_deref().unwrap_or("closed");
         words(html, "dim", left, next(), &format!("{} {} {address}", listener.protocol, listener.name));
@@ -175,9 +179,9 @@ fn other_box(
         base += LINE;
         base - LINE
     };
-    words(html, "name", left, next(), &named(&network.name));
+    name(html, left, next(), &network.name);
     words(html, "dim", left, next(), &network.size());
-    for line in way(network) {
+    for line in way(network, form) {
         words(html, "plain", left, next(), &line);
     }
     for gateway in gateways.iter().take(GATEWAYS_MAX) {
@@ -192,12 +196,32 @@ fn other_box(
     }
 }
 
-/// Returns lines with the distance of a network, and the share of the calls that it gets if any service has steering.
-fn way(network: &Network) -> Vec<String> {
+/// Returns lines with the distance of a network, the share of the calls that it gets if any service has steering, and, where the line to
+/// the network has no room for them, its calls.
+fn way(network: &Network, form: &Form) -> Vec<String> {
     let distance =
         network.distance.as_ref().map(|distance| format!("{}, ring {}", distance.text(), distance.ring));
     let share = network.share.map(|_| format!("{} of calls", network.percent()));
-    distance.into_iter().chain(share).collect()
+    let calls = calls(network).filter(|_| form.below);
+    [distance, share, calls].into_iter().flatten().collect()
+}
+
+/// Returns lines with the calls of the gateway's own network: the share that stays, and those to this gateway.
+fn stays(own: &Network) -> Vec<String> {
+    let share = own.share.map(|_| format!("{} of its calls stay", own.percent()));
+    share.into_iter().chain(calls(own)).collect()
+}
+
+/// Returns the calls of a network's clients to this gateway, if there were any lately.
+fn calls(network: &Network) -> Option<String> {
+    network.calls.map(|calls| format!("calls from it: {}", calls.text()))
+}
+
+/// Writes the name of a network as a link to its page.
+fn name(html: &mut Html, left: usize, base: usize, network: &str) {
+    html.raw("<a").attribute("href", link_to(network)).raw(">");
+    words(html, "name", left, base, &named(network));
+    html.raw("</a>\n");
 }
 
 /// Returns the name of a network, or a phrase for the unknown network.

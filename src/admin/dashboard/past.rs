@@ -2,9 +2,9 @@
 
 use super::html::Html;
 use super::table::{begin, end};
-use crate::past::{STEP, STEPS};
+use crate::past::STEP;
 use isthmus_api::overview::{Overview, Past};
-use isthmus_api::text::bytes;
+use isthmus_api::text::{bytes, lasting, rate};
 
 /// The height of a line, in SVG units.
 const HEIGHT: f64 = 16.0;
@@ -15,9 +15,19 @@ pub(super) fn all(html: &mut Html, overview: &Overview) {
     if past.opened.is_empty() {
         return;
     }
-    begin(html, "past", "Traffic", "the last 15 minutes in steps of 15 s");
+    let minutes = (past.opened.len() as u64 * STEP.as_secs()).div_ceil(60);
+    begin(html, "past", "Traffic", &format!("the last {} in steps of 15 s", lasting(minutes * 60)));
+    lines(html, past);
+    end(html);
+}
+
+/// Writes the lines of some traffic.
+pub(super) fn lines(html: &mut Html, past: &Past) {
+    if past.opened.is_empty() {
+        return;
+    }
     html.raw("<dl class=\"past\">\n");
-    let per_second = |most: u64| format!("{:.1}/s", most as f64 / STEP.as_secs_f64());
+    let per_second = |most: u64| rate(most as f64 / STEP.as_secs_f64());
     let lines: [(&'static str, &[u64], String); 4] = [
         ("calls", &past.opened, per_second(most(&past.opened))),
         ("failed", &past.failed, most(&past.failed).to_string()),
@@ -30,7 +40,6 @@ pub(super) fn all(html: &mut Html, overview: &Overview) {
         html.raw(" <span class=\"dim\">at most ").text(most).raw("</span></dd></div>\n");
     }
     html.raw("</dl>\n");
-    end(html);
 }
 
 /// Writes the cell of a service: its calls, and its failed calls below them.
@@ -49,17 +58,18 @@ fn most(values: &[u64]) -> u64 {
     values.iter().copied().max().unwrap_or(0)
 }
 
-/// Draws a line; the newest value is at the right edge.
+/// Draws a line over the whole width; the newest value is at the right edge.
 fn line(html: &mut Html, values: &[u64], class: &'static str) {
     let most = most(values).max(1) as f64;
-    let first = STEPS.saturating_sub(values.len());
     let point = |(index, value): (usize, &u64)| {
         let y = HEIGHT - 1.0 - (*value as f64 / most) * (HEIGHT - 2.0);
-        format!("{},{y:.0}", first + index)
+        format!("{index},{y:.0}")
     };
     let points: Vec<String> = values.iter().enumerate().map(point).collect();
     html.raw("<svg").attribute("class", class);
-    html.raw(" viewBox=\"0 0 60 16\" preserveAspectRatio=\"none\" aria-hidden=\"true\"><polyline")
+    let width = values.len().saturating_sub(1).max(1);
+    html.attribute("viewBox", format!("0 0 {width} 16"));
+    html.raw(" preserveAspectRatio=\"none\" aria-hidden=\"true\"><polyline")
         .attribute("points", points.join(" "));
     html.raw("/></svg>");
 }

@@ -16,7 +16,7 @@ pub(super) fn explain(html: &mut Html, overview: &Overview, explained: &Explaine
         "<input type=\"text\" name=\"explain\" placeholder=\"checkout.shop.mesh\" autocomplete=\"off\" \
          spellcheck=\"false\" maxlength=\"300\"",
     );
-    html.attribute("value", &explained.name).raw("></label>\n");
+    html.attribute("value", asked(overview, explained)).raw("></label>\n");
     html.raw("<label>from (IP)<input type=\"text\" name=\"from\" size=\"16\" maxlength=\"45\" autocomplete=\"off\"");
     html.attribute("value", &explained.from).raw("></label>\n");
     html.raw("<label class=\"check\"><input type=\"checkbox\" name=\"authority\" value=\"1\"");
@@ -25,6 +25,14 @@ pub(super) fn explain(html: &mut Html, overview: &Overview, explained: &Explaine
     }
     html.raw("> HBONE authority</label>\n");
     keep(html, "q", &overview.services.query);
+    if let Some(selection) = &overview.selection {
+        let opened = [
+            ("network", &selection.network),
+            ("service", &selection.service),
+            ("endpoint", &selection.endpoint),
+        ];
+        opened.into_iter().for_each(|(name, value)| keep(html, name, value.as_deref().unwrap_or_default()));
+    }
     html.raw("<button type=\"submit\">Explain</button>\n");
     match &explained.answer {
         None => {}
@@ -34,6 +42,13 @@ pub(super) fn explain(html: &mut Html, overview: &Overview, explained: &Explaine
         Some(Ok(answer)) => explanation(html, answer),
     }
     html.raw("</form>\n");
+}
+
+/// Returns the name in the box: the one that was explained, else the service that is opened, if clients can ask for its name.
+fn asked<'a>(overview: &'a Overview, explained: &'a Explained) -> &'a str {
+    let opened = overview.selection.as_ref().and_then(|selection| selection.service.as_deref());
+    let opened = opened.filter(|name| !name.contains(['*', '/', '#']) && *name != "-").unwrap_or_default();
+    if explained.name.is_empty() { opened } else { &explained.name }
 }
 
 /// Adds a parameter of the page to a form as a hidden field.

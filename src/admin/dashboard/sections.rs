@@ -96,33 +96,22 @@ pub(super) fn state(html: &mut Html, overview: &Overview) {
     let shown = &problems[..problems.len().min(PROBLEMS_MAX)];
     let (open, closed) = shown.split_at(shown.len().min(PROBLEMS_OPEN));
     html.raw("<ul>\n");
-    open.iter().for_each(|one| problem(html, one));
+    open.iter().for_each(|one| problem(html, one, &overview.time));
     html.raw("</ul>\n");
     if !closed.is_empty() {
         html.raw("<details id=\"more-problems\"><summary>").show(problems.len() - open.len());
         html.raw(" more problems</summary>\n<ul>\n");
-        closed.iter().for_each(|one| problem(html, one));
+        closed.iter().for_each(|one| problem(html, one, &overview.time));
         html.raw("</ul></details>\n");
     }
     more(html, problems.len() - shown.len(), "isthmus status");
     html.raw("</div>\n");
 }
 
-fn problem(html: &mut Html, problem: &Problem) {
-    html.raw("<li><code class=\"bad\">").text(&problem.code).raw("</code> ").text(&problem.text);
-    html.raw("<p class=\"dim\">see ");
-    quoted(html, &problem.look_at);
+fn problem(html: &mut Html, problem: &Problem, now: &str) {
+    html.raw("<li><code class=\"bad\">").text(&problem.code).raw("</code> ").prose(&problem.text, now);
+    html.raw("<p class=\"dim\">see ").prose(&problem.look_at, now);
     html.raw("</p></li>\n");
-}
-
-/// Writes a text with commands in backquotes.
-fn quoted(html: &mut Html, text: &str) {
-    for (index, part) in text.split('`').enumerate() {
-        match index % 2 {
-            0 => html.text(part),
-            _ => html.raw("<code>").text(part).raw("</code>"),
-        };
-    }
 }
 
 /// Writes the number of refused connections, by reason.
@@ -158,31 +147,29 @@ pub(super) fn failures(html: &mut Html, overview: &Overview) {
         html.raw("<p class=\"dim\">none since the start</p>\n");
         return end(html);
     }
-    let columns = [Text("time"), Text("reason"), Text("name"), Wide("source"), Wide("endpoint")];
     let shown = &overview.failures[..overview.failures.len().min(FAILURES_MAX)];
+    failed(html, shown, &overview.time);
+    html.raw("<p class=\"dim\">All: ").command("isthmus failures").raw("</p>\n");
+    end(html);
+}
+
+/// Writes failed connections as a table.
+pub(super) fn failed(html: &mut Html, shown: &[Connection], now: &str) {
+    let columns = [Text("time"), Text("reason and name"), Wide("source"), Wide("endpoint")];
     table(html, &columns, shown, |html, failure: &Connection| {
-        // Only the time of day is shown, without the date; the full list shows the date too.
-        let time = failure.time.get(11..19).unwrap_or(&failure.time);
-        html.raw("<td class=\"number\"").attribute("title", &failure.time).raw(">").text(time).raw("</td>");
-        td(html, "word", failure.reason.as_deref().unwrap_or_default());
-        html.raw("<td class=\"name\">");
-        match failure.name() {
-            Some(name) => {
-                let authority = if failure.sni.is_none() { "&authority=1" } else { "" };
-                let link = format!("/?explain={}{authority}", encoded(name));
-                html.raw("<a").attribute("href", link).raw(">").text(name).raw("</a>");
-            }
-            None => drop(html.raw("\u{2013}")),
+        html.raw("<td class=\"time\">").time(&failure.time, now).raw("</td>");
+        html.raw("<td class=\"name\">").text(failure.reason.as_deref().unwrap_or_default()).raw(" ");
+        if let Some(name) = failure.name() {
+            let authority = if failure.sni.is_none() { "&authority=1" } else { "" };
+            html.link(&format!("/?explain={}{authority}", encoded(name)), name);
         }
         if let Some(detail) = &failure.detail {
-            html.raw("<span class=\"meaning\">").text(detail).raw("</span>");
+            html.raw("<span class=\"meaning\">").prose(detail, now).raw("</span>");
         }
         html.raw("</td>");
         td(html, "word dim wide-only", &failure.source);
         td(html, "word dim wide-only", failure.endpoint.as_deref().unwrap_or("\u{2013}"));
     });
-    html.raw("<p class=\"dim\">All: <code>isthmus failures</code></p>\n");
-    end(html);
 }
 
 /// Writes one page of the services and routes.
@@ -217,7 +204,7 @@ pub(super) fn services(html: &mut Html, overview: &Overview, explained: &Explain
         WideNumber("opened"),
         WideNumber("up"),
         WideNumber("down"),
-        Wide("15 min"),
+        Wide("recent calls"),
     ];
     let (idle, busy): (Vec<&Service>, Vec<&Service>) =
         services.shown.iter().partition(|service| is_idle(service) && services.query.is_empty());
@@ -263,23 +250,20 @@ fn is_idle(service: &Service) -> bool {
     is_well && service.active == 0 && service.past.opened.is_empty()
 }
 
-fn service(html: &mut Html, service: &Service) {
+/// Returns the health of a service in words, with its class.
+pub(super) fn health(service: &Service) -> (&'static str, String) {
     let of = format!("{} of {}", service.ready, service.endpoints);
-    let (class, health) = match service.state.as_str() {
+    match service.state.as_str() {
         states::DOWN => ("bad", format!("down, {of} ready")),
         states::DEGRADED => ("warn", format!("{of} ready")),
         states::ELSEWHERE => ("dim", "no endpoint on this network".to_owned()),
         _ => ("good", format!("{of} ready")),
-    };
-    html.raw("<td class=\"name\">");
-    // `explain` accepts the name of a single host, not a pattern such as "*.x".
-    match service.name.contains('*') || service.name == "-" {
-        true => html.text(&service.name),
-        false => {
-            let link = format!("/?explain={}", encoded(&service.name));
-            html.raw("<a").attribute("href", link).raw(">").text(&service.name).raw("</a>")
-        }
-    };
+    }
+}
+
+fn service(html: &mut Html, service: &Service) {
+    let (class, health) = health(service);
+    html.raw("<td class=\"name\">").link(&format!("/?service={}", encoded(&service.name)), &service.name);
     if !service.reachable {
         html.raw(" <span class=\"dim\">not exported</span>");
     }
@@ -308,41 +292,54 @@ pub(super) fn networks(html: &mut Html, overview: &Overview) {
         Wide("access"),
         Text("distance"),
         Number("ring"),
-        Number("share of calls"),
+        WideNumber("share of calls"),
+        Number("calls from it"),
         Number("gateways up"),
         WideNumber("endpoints"),
         WideNumber("ready weight"),
     ];
     table(html, &columns, &overview.networks.shown, |html, network| {
-        td(html, "name", map::named(&network.name));
+        html.raw("<td class=\"name\">")
+            .link(&link_to(&network.name), &map::named(&network.name))
+            .raw("</td>");
         td(html, "wide-only", &network.access);
         let distance = network.distance.as_ref().map(|distance| distance.text()).unwrap_or_default();
         td(html, "word", or_dash(&distance));
         td(html, "number", or_dash(&network.ring()));
-        td(html, "number", or_dash(&network.percent()));
+        td(html, "number wide-only", or_dash(&network.percent()));
+        td(html, "number", or_dash(&network.calls.map(|calls| calls.text()).unwrap_or_default()));
         td(html, "number", format!("{} of {}", network.gateways_up, network.gateways));
         td(html, "number wide-only", network.endpoints.to_string());
         td(html, "number wide-only", network.ready_weight.to_string());
     });
     more(html, overview.networks.hidden(), "isthmus get networks");
     if !overview.gateways.shown.is_empty() {
-        let columns =
-            [Text("gateway"), Text("network"), Text("state"), WideNumber("weight"), Wide("locality")];
-        table(html, &columns, &overview.gateways.shown, |html, gateway: &Gateway| {
-            td(html, "name", gateway.place());
-            td(html, "name", map::named(&gateway.network));
-            match &gateway.why {
-                Some(why) => td(html, "bad", why),
-                None if gateway.state == "unreachable" => td(html, "bad", "unreachable"),
-                None => td(html, "good", "usable"),
-            }
-            td(html, "number wide-only", gateway.weight.to_string());
-            td(html, "wide-only", or_dash(&gateway.locality));
-        });
+        gateways(html, &overview.gateways.shown);
         more(html, overview.gateways.hidden(), "isthmus get gateways");
     }
     html.raw("</details>\n");
     end(html);
+}
+
+/// Returns the address of the page of a network.
+pub(super) fn link_to(network: &str) -> String {
+    format!("/?network={}", encoded(network))
+}
+
+/// Writes gateways as a table.
+pub(super) fn gateways(html: &mut Html, shown: &[Gateway]) {
+    let columns = [Text("gateway"), Text("network"), Text("state"), WideNumber("weight"), Wide("locality")];
+    table(html, &columns, shown, |html, gateway: &Gateway| {
+        td(html, "name", gateway.place());
+        td(html, "name", map::named(&gateway.network));
+        match &gateway.why {
+            Some(why) => td(html, "bad", why),
+            None if gateway.state == "unreachable" => td(html, "bad", "unreachable"),
+            None => td(html, "good", "usable"),
+        }
+        td(html, "number wide-only", gateway.weight.to_string());
+        td(html, "wide-only", or_dash(&gateway.locality));
+    });
 }
 
 /// Writes the registries.
@@ -473,7 +470,7 @@ pub(super) fn certificates(html: &mut Html, overview: &Overview) {
 pub(super) fn config(html: &mut Html, overview: &Overview) {
     let config = &overview.status.config;
     begin(html, "config", "Config", "");
-    html.raw("<p><code>").text(&config.path).raw("</code> in use since ").text(&config.since);
+    html.raw("<p><code>").text(&config.path).raw("</code>, applied ").time(&config.since, &overview.time);
     html.raw(", generation ").show(config.generation).raw("</p>\n");
     if !config.file_is_running {
         html.raw("<p class=\"bad\">The file on disk was rejected; the config before it stays in use.</p>\n");

@@ -16,6 +16,15 @@ pub(super) fn end(html: &mut Html) {
     html.raw("</section>\n");
 }
 
+/// Writes names with their values.
+pub(super) fn facts(html: &mut Html, facts: &[(&'static str, String)]) {
+    html.raw("<dl class=\"facts\">\n");
+    for (term, value) in facts {
+        html.raw("<div><dt>").raw(term).raw("</dt><dd>").text(value).raw("</dd></div>\n");
+    }
+    html.raw("</dl>\n");
+}
+
 /// A heading of a table. The variant says whether the column has numbers, or is left out on small screens.
 #[derive(Clone, Copy)]
 pub(super) enum Th {
@@ -67,6 +76,6 @@ pub(super) fn or_dash(text: &str) -> &str {
 /// Writes the number of items of a list that are not shown.
 pub(super) fn more(html: &mut Html, hidden: usize, command: &'static str) {
     if hidden > 0 {
-        html.raw("<p class=\"dim\">and ").show(hidden).raw(" more: <code>").raw(command).raw("</code></p>\n");
+        html.raw("<p class=\"dim\">and ").show(hidden).raw(" more: ").command(command).raw("</p>\n");
     }
 }

@@ -3,11 +3,13 @@
 use super::*;
 use isthmus_api::client::Client;
 use isthmus_api::connection::Connection;
+use isthmus_api::endpoint::{self, Endpoint, LastFailure};
 use isthmus_api::explanation::Candidate;
-use isthmus_api::network::{Gateway, Network};
+use isthmus_api::network::{Calls, Gateway, Network};
 use isthmus_api::overview::{Part, Past, Refusal, Service, Services};
 use isthmus_api::peer::Peer;
 use isthmus_api::registry::Registry;
+use isthmus_api::selection::{Placed, Selection};
 use isthmus_api::status::Problem;
 
 /// A name that runs a script if a single place does not escape it.
@@ -54,8 +56,9 @@ fn overview(text: &str, count: usize) -> Overview {
         ..Connection::default()
     };
     overview.failures = vec![failure; count.min(20)];
+    let calls = Some(Calls { failed: 1, ..Calls::default() });
     let network =
-        |index: usize| Network { name: format!("{text}{index}"), access: own(), ..Network::default() };
+        |index: usize| Network { name: format!("{text}{index}"), access: own(), calls, ..Network::default() };
     overview.networks = Part { total: count, shown: (0..count.min(40)).map(network).collect() };
     let peer = Peer {
         name: own(),
@@ -86,6 +89,101 @@ fn overview(text: &str, count: usize) -> Overview {
     };
     overview.clients = Part { total: count, shown: vec![client; count.min(50)] };
     overview
+}
+
+/// Returns what a reader has opened; all texts are `text`, and all lists have this length.
+fn opened(text: &str, count: usize, service: Option<&str>, endpoint: Option<&str>) -> Overview {
+    let own = || text.to_owned();
+    let mut overview = overview(text, 1);
+    let last = LastFailure { reason: own(), detail: Some(own()), time: own(), in_a_row: 1, by: own() };
+    let one = Endpoint {
+        address: own(),
+        network: own(),
+        cluster: own(),
+        locality: own(),
+        state: own(),
+        identity: Some(own()),
+        ports: Some([(own(), 1)].into_iter().collect()),
+        last_failure: Some(last),
+        calls: Some(endpoint::Calls { failed: 1, ..endpoint::Calls::default() }),
+        ..Endpoint::default()
+    };
+    let connection = Connection {
+        source: own(),
+        time: own(),
+        sni: Some(own()),
+        endpoint: Some(own()),
+        source_identity: Some(own()),
+        detail: Some(own()),
+        reason: Some(own()),
+        ..Connection::default()
+    };
+    let placed = Placed { name: own(), endpoints: 2, ready: 1 };
+    fn part<T: Clone>(one: &T, count: usize) -> Part<T> {
+        Part { total: count, shown: vec![one.clone(); count.min(50)] }
+    }
+    overview.selection = Some(Selection {
+        network: Some(own()),
+        service: service.map(str::to_owned),
+        endpoint: endpoint.map(str::to_owned),
+        exists: true,
+        about_network: overview.networks.shown.first().cloned(),
+        about_service: overview.services.shown.first().cloned(),
+        gateways: part(&overview.gateways.shown[0], count),
+        services: part(&placed, count),
+        endpoints: part(&one, count),
+        connections: part(&connection, count),
+        failures: part(&connection, count),
+    });
+    overview
+}
+
+/// Returns the pages of a network, a service and an endpoint.
+fn opened_pages(text: &str, count: usize) -> [String; 3] {
+    let chosen = [(None, None), (Some(text), None), (Some(text), Some(text))];
+    chosen.map(|(service, endpoint)| page(&opened(text, count, service, endpoint), &Explained::default()))
+}
+
+#[test]
+fn no_text_becomes_markup_on_the_pages_of_networks_services_and_endpoints() {
+    for (hostile, harmless) in opened_pages(HOSTILE, 3).iter().zip(&opened_pages("x", 3)) {
+        assert!(hostile.contains("&lt;script&gt;alert(1)"), "the names are on the page");
+        for bad in ["<script>", "<img", "\u{202e}", "style=", "javascript:", "href=\"http"] {
+            assert!(!hostile.contains(bad), "{bad}");
+        }
+        assert_eq!(hostile.matches('<').count(), harmless.matches('<').count());
+        assert_eq!(hostile.matches('"').count(), harmless.matches('"').count());
+    }
+}
+
+#[test]
+fn the_pages_of_networks_services_and_endpoints_are_bounded_and_say_how_much_is_left_out() {
+    for page in opened_pages(&"x".repeat(40), 10_000) {
+        assert!(page.len() < 100 << 10, "{}", page.len());
+        assert!(page.contains("and 9950 more"), "{page}");
+        assert!(page.contains("<a href=\"/\">all</a>"), "{page}");
+    }
+    let [network, service, endpoint] = opened_pages("x", 1);
+    assert!(network.contains("href=\"/?network=x&amp;service=x\""), "{network}");
+    assert!(service.contains("href=\"/?network=x&amp;service=x&amp;endpoint=x\""), "{service}");
+    assert!(endpoint.contains("<code class=\"copy\">isthmus close 0</code>"), "{endpoint}");
+}
+
+#[test]
+fn the_lines_of_the_map_have_the_calls_of_networks() {
+    let calls = Calls { per_second: 12.34, failed: 2, ..Calls::default() };
+    let network = |name: &str, calls| Network { name: name.to_owned(), calls, ..Network::default() };
+    let mut overview = Overview::default();
+    overview.status.node.network = "own".to_owned();
+    overview.networks.shown = vec![network("own", None), network("west", Some(calls)), network("far", None)];
+    let page = page(&overview, &Explained::default());
+    let [wide, narrow] = ["map wide", "map narrow"]
+        .map(|form| page.split(form).nth(1).and_then(|rest| rest.split("</svg>").next()).expect("a map"));
+    for map in [wide, narrow] {
+        assert_eq!(map.matches("calls from it: 12.3/s, 2 failed").count(), 1, "{map}");
+        assert!(map.contains("<a href=\"/?network=west\">"), "{map}");
+    }
+    assert!(wide.contains("class=\"warn end\""), "{wide}");
 }
 
 fn explained(text: &str) -> Explained {
@@ -169,7 +267,7 @@ fn idle_services_are_folded_and_lines_end_at_the_right() {
     let page = page(&overview, &Explained::default());
     let (busy, idle) = page.split_once("<details id=\"idle\"").expect("folded");
     assert!(busy.contains("s0.test") && !busy.contains("s1.test") && idle.contains("s9.test"), "{page}");
-    assert!(busy.contains("points=\"58,15 59,1\""), "{page}");
+    assert!(busy.contains("points=\"0,15 1,1\""), "{page}");
     overview.services.shown.pop();
     let page = super::page(&overview, &Explained::default());
     assert!(!page.contains("id=\"idle\""), "few are not folded");

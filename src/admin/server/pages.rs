@@ -20,9 +20,15 @@ pub(super) fn answers(routes: Routes) -> Routes {
 /// Reads the parameters of a page of the overview; ignores unknown ones.
 fn page_of(query: &BTreeMap<String, String>) -> overview::Ask {
     let number = |text: &String| text.parse().unwrap_or(1);
+    let name = |key: &str| query.get(key).cloned();
     overview::Ask {
         query: query.get("q").cloned().unwrap_or_default(),
         page: query.get("page").map_or(1, number),
+        opens: overview::Opens {
+            network: name("network"),
+            service: name("service"),
+            endpoint: name("endpoint"),
+        },
     }
 }
 
