@@ -1,9 +1,10 @@
-//! Backends whose names HAProxy computes of the server name: `use_backend %[req.ssl_sni,lower,map_end(hosts.map,web)]-https`.
+//! Backends whose names HAProxy computes of the server name: `use_backend %[req.ssl_sni,lower,map_end(hosts.map,web)]-https`. Further maps
+//! may look up what the first one has.
 
 use super::Conversion;
 use super::conditions::{Acls, of_map};
 use super::frontend::Front;
-use super::mapping::{Mapping, without_lower};
+use super::mapping::{Lines, Mapping, without_lower};
 use crate::names::{How, Pattern};
 use crate::rules::{Earlier, Rule, Then, When};
 use crate::words::Line;
@@ -15,6 +16,8 @@ struct Computed<'m> {
     around: (&'m str, &'m str),
     is_lower: bool,
     map: Option<Mapping<'m>>,
+    /// The maps in which the value of the one before is looked up.
+    further: Vec<Mapping<'m>>,
 }
 
 impl<'m> Computed<'m> {
@@ -26,13 +29,15 @@ impl<'m> Computed<'m> {
             return None;
         }
         let (is_lower, rest) = without_lower(converters);
-        let map = if rest.is_empty() { None } else { Some(Mapping::of(rest)?) };
-        Some(Self { around: (before, after), is_lower, map })
+        let mut maps = if rest.is_empty() { Vec::new() } else { Mapping::chain(rest)? }.into_iter();
+        Some(Self { around: (before, after), is_lower, map: maps.next(), further: maps.collect() })
     }
 
-    /// Returns the backend for a value.
-    fn backend(&self, value: &str) -> String {
-        format!("{}{value}{}", self.around.0, self.around.1)
+    /// Returns the backend for a value of the first map; `None` if a further map lacks it. `tables` are the lines of the further maps.
+    fn backend(&self, value: &str, tables: &[Lines]) -> Option<String> {
+        let maps = self.further.iter().zip(tables);
+        let value = maps.fold(Some(value.to_owned()), |value, (map, lines)| map.value(lines, &value?));
+        Some(format!("{}{}{}", self.around.0, value?, self.around.1))
     }
 }
 
@@ -61,7 +66,18 @@ impl Conversion<'_> {
                         format!("the file {} cannot be read; write a route for each of its names", map.path);
                     return self.any_backend((number, text), when, default, front);
                 };
-                self.map(line, &computed, &text, &when, front);
+                let tables = computed.further.iter().map(|map| (map.path, acls.file(map.path)));
+                let tables =
+                    tables.map(|(path, text)| text.and_then(|text| Mapping::lines(&text)).ok_or(path));
+                match tables.collect::<Result<Vec<_>, _>>() {
+                    Ok(tables) => self.map(line, &computed, (&text, &tables), &when, front),
+                    Err(path) => {
+                        let text = format!(
+                            "the file {path} cannot be read as names and values; write a route for each name"
+                        );
+                        return self.any_backend((number, text), when, default, front);
+                    }
+                }
             }
         }
         // HAProxy looks at no further rule.
@@ -101,8 +117,15 @@ impl Conversion<'_> {
         }
     }
 
-    /// Adds the rules of a file of names and values.
-    fn map(&mut self, line: &Line, computed: &Computed<'_>, text: &str, when: &When, front: &mut Front<'_>) {
+    /// Adds the rules of a file of names and values; `tables` are the lines of the further maps.
+    fn map(
+        &mut self,
+        line: &Line,
+        computed: &Computed<'_>,
+        (text, tables): (&str, &[Lines]),
+        when: &When,
+        front: &mut Front<'_>,
+    ) {
         let Some(map) = &computed.map else { return };
         let number = line.number;
         // A value for which there is no backend is as one that is missing.
@@ -115,8 +138,8 @@ impl Conversion<'_> {
             match entry {
                 Ok((pattern, value)) => {
                     let condition = of_map(map.method, &[pattern], computed.is_lower);
-                    let backend = computed.backend(value);
-                    if self.has_backend(&backend) {
+                    let backend = computed.backend(value, tables).filter(|name| self.has_backend(name));
+                    if let Some(backend) = backend {
                         let when = when.and(missing.decides(condition.when));
                         self.lead_on(number, when, &backend, front);
                     } else {
@@ -130,8 +153,8 @@ impl Conversion<'_> {
                 }
             }
         }
-        let default =
-            map.default.map(|default| computed.backend(default)).filter(|name| self.has_backend(name));
+        let default = map.default.and_then(|default| computed.backend(default, tables));
+        let default = default.filter(|name| self.has_backend(name));
         if let Some(default) = default {
             // Without a server name there is nothing to look up.
             let named = missing.decides(When::Names(vec![Pattern::new(How::Any, "")]));

@@ -1,6 +1,10 @@
 //! Maps of HAProxy: files of names and values, and the converters that look a name up there.
 
 use std::cmp::Reverse;
+use std::collections::BTreeMap;
+
+/// The lines of a map: names and values.
+pub(super) type Lines = BTreeMap<String, String>;
 
 /// A map by the server name.
 pub(super) struct Mapping<'m> {
@@ -26,11 +30,36 @@ impl<'m> Mapping<'m> {
         };
         let (path, default) =
             arguments.split_once(',').map_or((arguments, None), |(path, default)| (path, Some(default)));
-        // Further converters follow.
+        // Further converters follow; [`Self::chain`] reads them.
         if arguments.contains(['(', ')']) {
             return None;
         }
         Some(Self { path, method, default })
+    }
+
+    /// Reads converters such as `map(hosts.map,web),map(backends.map)`: each looks up the value of the one before, without its letter
+    /// case changed, and as a whole.
+    pub(super) fn chain(converters: &'m str) -> Option<Vec<Self>> {
+        let each = converters.split_inclusive(')').enumerate();
+        let maps = each.map(|(at, one)| Self::of(if at == 0 { one } else { one.strip_prefix(',')? }));
+        let maps: Vec<Self> = maps.collect::<Option<_>>()?;
+        maps.iter().skip(1).all(|map| map.method == "str").then_some(maps)
+    }
+
+    /// Returns the value of a whole text in the lines of this map; `None` if there is none.
+    pub(super) fn value(&self, lines: &Lines, text: &str) -> Option<String> {
+        lines.get(text).map(String::as_str).or(self.default).map(str::to_owned)
+    }
+
+    /// Returns all lines of a map; `None` if one of them is not a name and a value.
+    pub(super) fn lines(text: &str) -> Option<Lines> {
+        let mut lines = Lines::new();
+        for entry in entries(text) {
+            let (name, value) = entry.ok()?;
+            // HAProxy takes the first of several lines with one name.
+            lines.entry(name.to_owned()).or_insert_with(|| value.to_owned());
+        }
+        Some(lines)
     }
 
     /// Returns the lines of the map, in the order in which HAProxy looks at them: of several beginnings, the longest decides.

@@ -434,6 +434,46 @@ fn backends_that_are_computed_of_the_name_are_routes() {
 }
 
 #[test]
+fn the_value_of_a_map_is_looked_up_in_the_next() {
+    let of = |maps: &str| {
+        convert_with(
+            &format!(
+                "frontend f\n bind :1\n tcp-request inspect-delay 5s\n use_backend %[req.ssl_sni,lower,{maps}]\n default_backend rest\n\
+                 backend one\n server s 10.0.0.1:1\nbackend two\n server s 10.0.0.2:1\nbackend rest\n server s 10.0.0.9:1\n"
+            ),
+            &|path| {
+                let text = match path {
+                    "sites.map" => "a.test shop\nb.test blog\nc.test gone\n",
+                    "backends.map" => "shop one\nshop two\nblog two\nother two\n",
+                    "faulty.map" => "shop\n",
+                    _ => return None,
+                };
+                Some(text.to_owned())
+            },
+        )
+    };
+    let rest = [("*", "10.0.0.9:1"), ("-", "10.0.0.9:1")];
+    let both = [("a.test", "10.0.0.1:1"), ("b.test", "10.0.0.2:1")];
+    let draft = of("map(sites.map),map(backends.map)");
+    assert_eq!(routes(&draft), [&both[..], &rest].concat());
+    // The default of the first map is looked up too, that of the second is taken as it is.
+    let draft = of("map(sites.map,other),map(backends.map,one)");
+    let all = [&both[..], &[("c.test", "10.0.0.1:1"), ("*", "10.0.0.2:1"), ("-", "10.0.0.9:1")]].concat();
+    assert_eq!(routes(&draft), all);
+    for (maps, fault) in [
+        ("map(sites.map),map(gone.map)", "gone.map cannot be read"),
+        ("map(sites.map),map(faulty.map)", "faulty.map cannot be read"),
+        ("map(sites.map),map_end(backends.map)", "is computed for each connection"),
+        ("map(sites.map),upper", "is computed for each connection"),
+        ("map(sites.map)map(backends.map)", "is computed for each connection"),
+    ] {
+        let draft = of(maps);
+        has(&draft, 4, Fate::NotConverted, fault);
+        assert!(!routes(&draft).iter().any(|(key, _)| *key == "a.test"), "{maps}");
+    }
+}
+
+#[test]
 fn servers_that_rules_choose_have_routes_of_their_own() {
     let draft = convert(
         "frontend f\n bind :1\n tcp-request inspect-delay 5s\n default_backend b\nbackend b\n use-server one if { req_ssl_sni -i a.test }\n \
