@@ -32,7 +32,7 @@ const FEATURES: &[(&str, &str)] = &[
     ("convert", "convert/"),
     (
         "dashboard, top, problems",
-        "admin/dashboard admin/overview admin/past admin/problems cli/top cli/watch",
+        "admin/dashboard admin/overview admin/past admin/problems admin/selection cli/top cli/watch",
     ),
     ("data plane", "dataplane/ net/ files/ tasks/ wire/"),
     ("demo", "demo/"),

@@ -90,7 +90,7 @@ fn it_shows_the_gateway_follows_the_keys_and_leaves_the_terminal_as_it_was() {
         return skip("top: no tmux");
     };
     let first = terminal.shows("a.test");
-    assert!(first.contains("1 services and routes") && first.contains("q quit"), "{first}");
+    assert!(first.contains("1 service or route") && first.contains("q quit"), "{first}");
     terminal.press("2");
     terminal.shows("REASON");
     terminal.press("Right");
@@ -101,10 +101,10 @@ fn it_shows_the_gateway_follows_the_keys_and_leaves_the_terminal_as_it_was() {
     }
     terminal.shows("0 of 1 contain \"zz\"");
     terminal.press("Escape");
-    terminal.shows("1 services and routes");
+    terminal.shows("1 service or route");
     // After a change of size, the screen is redrawn.
     terminal.tmux(&["resize-window", "-x", "60", "-y", "12"]).expect("resized");
-    terminal.shows("q quit  1-6, tab view  arrows scroll");
+    terminal.shows("q quit  1-6, tab view  enter open");
     // The gateway ends, and another one starts.
     gateway.child.kill().expect("killed");
     gateway.ended();

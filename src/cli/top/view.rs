@@ -1,11 +1,16 @@
-//! The content of the screen of `isthmus top`, as a function of the last answers, the pressed keys, and the screen size.
+//! The content of the screen of `isthmus top`, as a function of the last answers, the pressed keys, and the screen size. `opened` has
+//! what is shown of one service or endpoint.
+
+mod opened;
 
 use std::collections::BTreeMap;
 use std::time::Instant;
 
+use isthmus_api::connection::Connection;
 use isthmus_api::overview::{Overview, Service, states};
 use isthmus_api::requests;
-use isthmus_api::text::{bytes, clean, lasting};
+use isthmus_api::selection::Selection;
+use isthmus_api::text::{ago, bytes, clean, counted, lasting, with_short_times};
 use isthmus_console::output::{cells, fitting, padded};
 
 /// The style of a part of a line.
@@ -128,8 +133,13 @@ pub(super) struct Top {
     away: Option<String>,
     paused: bool,
     view: usize,
-    /// The number of the first visible line of the table.
+    /// The number of the first visible line of the table; of a table whose rows can be opened: that of the chosen row.
     scrolled: usize,
+    /// The name in the chosen row, which may move in the list.
+    chosen: Option<String>,
+    /// The service or route that is opened, and the address of the endpoint that is opened of it.
+    service: Option<String>,
+    endpoint: Option<String>,
     query: String,
     page: usize,
     /// The search text that is being typed.
@@ -147,6 +157,9 @@ impl Top {
             paused: false,
             view: 0,
             scrolled: 0,
+            chosen: None,
+            service: None,
+            endpoint: None,
             query: String::new(),
             page: 1,
             typing: None,
@@ -156,7 +169,11 @@ impl Top {
     /// Returns the path of the next request.
     pub(super) fn path(&self) -> String {
         let page = self.page.to_string();
-        requests::OVERVIEW.with(&[("q", &self.query), ("page", &page)])
+        let opened = [("service", &self.service), ("endpoint", &self.endpoint)];
+        let opened = opened.into_iter().filter_map(|(name, value)| Some((name, value.as_deref()?)));
+        let parameters: Vec<(&str, &str)> =
+            [("q", self.query.as_str()), ("page", &page)].into_iter().chain(opened).collect();
+        requests::OVERVIEW.with(&parameters)
     }
 
     /// Stores an overview, or the reason why the gateway did not answer.
@@ -207,7 +224,8 @@ impl Top {
                 Key::Escape => self.typing = None,
                 Key::Enter => {
                     self.query = self.typing.take().unwrap_or_default();
-                    (self.page, self.scrolled, self.view) = (1, 0, 0);
+                    (self.page, self.view) = (1, 0);
+                    self.open(None, None);
                     return Action::Ask;
                 }
                 Key::Quit => return Action::Quit,
@@ -223,10 +241,28 @@ impl Top {
             }
             Key::Tab | Key::Right => (self.view, self.scrolled) = ((self.view + 1) % VIEWS.len(), 0),
             Key::Left => (self.view, self.scrolled) = ((self.view + VIEWS.len() - 1) % VIEWS.len(), 0),
-            Key::Down | Key::Character('j') => self.scrolled += 1,
-            Key::Up | Key::Character('k') => self.scrolled = self.scrolled.saturating_sub(1),
+            Key::Down | Key::Character('j') => self.go(1),
+            Key::Up | Key::Character('k') => self.go(-1),
+            Key::Enter => {
+                let names = self.names();
+                let Some(name) = names.get(self.chosen_row(&names)).cloned() else { return Action::None };
+                match self.service.take() {
+                    None => self.open(Some(name), None),
+                    service => self.open(service, Some(name)),
+                }
+                return Action::Ask;
+            }
             Key::Character(' ') => self.paused = !self.paused,
             Key::Character('/') => self.typing = Some(String::new()),
+            Key::Escape if self.service.is_some() => {
+                let (service, endpoint) = (self.service.take(), self.endpoint.take());
+                match endpoint {
+                    None => self.open(None, None),
+                    Some(_) => self.open(service.clone(), None),
+                }
+                self.chosen = endpoint.or(service);
+                return Action::Ask;
+            }
             Key::Escape if !self.query.is_empty() => {
                 self.query.clear();
                 self.page = 1;
@@ -246,6 +282,48 @@ impl Top {
         Action::None
     }
 
+    /// Shows all services, the endpoints of a service, or the connections to an endpoint.
+    fn open(&mut self, service: Option<String>, endpoint: Option<String>) {
+        (self.service, self.endpoint, self.chosen, self.scrolled) = (service, endpoint, None, 0);
+    }
+
+    /// Moves by one row.
+    fn go(&mut self, by: isize) {
+        let names = self.names();
+        if names.is_empty() {
+            self.scrolled = self.scrolled.saturating_add_signed(by);
+            return;
+        }
+        self.scrolled = self.chosen_row(&names).saturating_add_signed(by).min(names.len() - 1);
+        self.chosen = names.get(self.scrolled).cloned();
+    }
+
+    /// Returns the names of the rows that can be opened; empty if those of this view cannot.
+    fn names(&self) -> Vec<String> {
+        let Some(overview) = self.overview.as_ref().filter(|_| self.view == 0) else { return Vec::new() };
+        match (&self.service, &self.endpoint) {
+            (None, _) => overview.services.shown.iter().map(|service| service.name.clone()).collect(),
+            (Some(_), None) => {
+                let selection = self.selection(overview);
+                let endpoints = selection.map_or(&[][..], |selection| &selection.endpoints.shown);
+                endpoints.iter().map(|endpoint| endpoint.address.clone()).collect()
+            }
+            (Some(_), Some(_)) => Vec::new(),
+        }
+    }
+
+    /// Returns the number of the chosen row.
+    fn chosen_row(&self, names: &[String]) -> usize {
+        let found = self.chosen.as_ref().and_then(|chosen| names.iter().position(|name| name == chosen));
+        found.unwrap_or(self.scrolled).min(names.len().saturating_sub(1))
+    }
+
+    /// Returns what is opened; `None` if the last answer is to an earlier request.
+    fn selection<'o>(&self, overview: &'o Overview) -> Option<&'o Selection> {
+        let selection = overview.selection.as_ref();
+        selection.filter(|one| one.service == self.service && one.endpoint == self.endpoint)
+    }
+
     /// Returns the lines of a screen of this width and height.
     pub(super) fn lines(&mut self, (width, height): (usize, usize)) -> Vec<Line> {
         let mut lines = Vec::new();
@@ -255,11 +333,13 @@ impl Top {
                 lines.push(vec![(Style::Dim, "the data below is old; trying again".to_owned())]);
             }
         }
+        let names = self.names();
+        let chosen = (!names.is_empty()).then(|| self.chosen_row(&names));
         let Some(overview) = self.overview.take() else {
             if self.away.is_none() {
                 lines.push(vec![(Style::Dim, format!("connecting to {}", self.admin))]);
             }
-            return self.finished(lines, Vec::new(), (width, height));
+            return self.finished(lines, Vec::new(), None, (width, height));
         };
         lines.extend(self.head(&overview));
         let problems = &overview.status.problems;
@@ -268,7 +348,7 @@ impl Top {
         for problem in problems.iter().take(most) {
             lines.push(vec![
                 (Style::Bad, format!("  {}", problem.code)),
-                (Style::Plain, format!("  {}", problem.text)),
+                (Style::Plain, format!("  {}", with_short_times(&problem.text, &overview.time))),
             ]);
         }
         if problems.len() > most {
@@ -276,6 +356,12 @@ impl Top {
         }
         lines.push(self.tabs());
         let table = match self.view {
+            0 if self.service.is_some() => {
+                let selection = self.selection(&overview);
+                let hints = selection.map(|selection| opened::hints(selection, &overview));
+                lines.extend(hints.unwrap_or_default());
+                self.opened(selection, &overview.time, width)
+            }
             0 => self.services(&overview, width),
             1 => failures(&overview, width),
             2 => networks(&overview, width),
@@ -284,22 +370,35 @@ impl Top {
             _ => problems_in_full(&overview, width),
         };
         self.overview = Some(overview);
-        self.finished(lines, table, (width, height))
+        self.finished(lines, table, chosen, (width, height))
     }
 
-    /// Joins the head, the visible part of the table and the line of keys, and cuts them to the screen.
+    /// Joins the head, the visible part of the table and the line of keys, and cuts them to the screen. `chosen` is the row that the keys
+    /// can open.
     fn finished(
         &mut self,
         mut lines: Vec<Line>,
         table: Vec<Line>,
+        chosen: Option<usize>,
         (width, height): (usize, usize),
     ) -> Vec<Line> {
         let room = height.saturating_sub(lines.len() + 1);
         if let Some((heading, rows)) = table.split_first() {
             let visible = room.saturating_sub(1);
-            self.scrolled = self.scrolled.min(rows.len().saturating_sub(visible.max(1)));
+            let first = match chosen {
+                Some(chosen) => (chosen + 1).saturating_sub(visible),
+                None => {
+                    self.scrolled = self.scrolled.min(rows.len().saturating_sub(visible.max(1)));
+                    self.scrolled
+                }
+            };
             lines.push(heading.clone());
-            lines.extend(rows.iter().skip(self.scrolled).take(visible).cloned());
+            let begin = lines.len();
+            lines.extend(rows.iter().skip(first).take(visible).cloned());
+            let cell = chosen.and_then(|chosen| lines.get_mut(begin + chosen - first)?.first_mut());
+            if let Some((style, _)) = cell {
+                *style = Style::Chosen;
+            }
         }
         lines.truncate(height.saturating_sub(1));
         while lines.len() + 1 < height {
@@ -312,7 +411,7 @@ impl Top {
             ],
             None => vec![(
                 Style::Dim,
-                "q quit  1-6, tab view  arrows scroll  / find  n/p page  space pause  esc all".to_owned(),
+                "q quit  1-6, tab view  enter open  / find  n/p page  space pause  esc back".to_owned(),
             )],
         });
         lines.into_iter().map(|line| cut(line, width)).collect()
@@ -330,8 +429,8 @@ impl Top {
         let (state, style) = match (status.draining, status.ready, status.problems.len()) {
             (true, _, _) => ("draining".to_owned(), Style::Warn),
             (_, true, 0) => ("ready, no problems".to_owned(), Style::Good),
-            (_, true, count) => (format!("ready, {count} problems"), Style::Bad),
-            (_, false, count) => (format!("not ready, {count} problems"), Style::Bad),
+            (_, true, count) => (format!("ready, {}", counted(count, "problem")), Style::Bad),
+            (_, false, count) => (format!("not ready, {}", counted(count, "problem")), Style::Bad),
         };
         let (opened, moved) = self.rates.get("").copied().unwrap_or_default();
         let mut first =
@@ -374,7 +473,8 @@ impl Top {
     fn services(&self, overview: &Overview, width: usize) -> Vec<Line> {
         let services = &overview.services;
         let found = if services.query.is_empty() {
-            format!("{} services and routes", services.total)
+            let things = if services.total == 1 { "service or route" } else { "services and routes" };
+            format!("{} {things}", services.total)
         } else {
             format!("{} of {} contain {:?}", services.matching, services.total, services.query)
         };
@@ -432,7 +532,8 @@ fn problems_in_full(overview: &Overview, width: usize) -> Vec<Line> {
                 .into_iter()
                 .map(move |line| vec![(style, format!("  {line}"))])
         };
-        lines.extend(indented(Style::Plain, &problem.text));
+        let text = with_short_times(&problem.text, &overview.time);
+        lines.extend(indented(Style::Plain, &text));
         lines.extend(indented(Style::Dim, &format!("see {}", problem.look_at)));
     }
     if problems.is_empty() {
@@ -458,8 +559,8 @@ fn wrapped(text: &str, width: usize) -> Vec<String> {
 }
 
 fn failures(overview: &Overview, width: usize) -> Vec<Line> {
-    let row = |failure: &isthmus_api::connection::Connection| {
-        let time = failure.time.get(11..19).unwrap_or(&failure.time).to_owned();
+    let row = |failure: &Connection| {
+        let time = ago(&failure.time, &overview.time);
         let detail = failure.detail.clone().unwrap_or_default();
         vec![
             (Style::Dim, time),

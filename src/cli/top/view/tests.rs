@@ -4,8 +4,9 @@ use std::time::Duration;
 
 use super::*;
 use isthmus_api::connection::Connection;
+use isthmus_api::endpoint::{Calls, Endpoint};
 use isthmus_api::network::{Distance, Gateway, Network};
-use isthmus_api::overview::Services;
+use isthmus_api::overview::{Part, Services};
 use isthmus_api::status::Problem;
 use isthmus_api::text::is_deceptive;
 
@@ -66,7 +67,7 @@ fn a_narrow_screen_has_all_columns_and_marks_what_is_cut() {
     assert!(row.contains('…') && heading.contains("FAILED") && heading.contains("15 MIN"), "{lines:?}");
     assert!(lines.iter().any(|line| line.contains("endpoint_failing") && line.ends_with('…')), "{lines:?}");
     assert!(
-        lines.iter().any(|line| line.contains(" 6 problems ")) && lines[23].ends_with("esc all"),
+        lines.iter().any(|line| line.contains(" 6 problems ")) && lines[23].ends_with("esc back"),
         "{lines:?}"
     );
 }
@@ -229,4 +230,95 @@ fn problems_are_whole_and_traffic_has_a_past() {
         "  see `isthmus get endpoints`",
     ];
     assert!(lines.windows(whole.len()).any(|some| some == whole), "{lines:?}");
+}
+
+/// Returns an overview in which a service, or an endpoint of it, is opened.
+fn opened(service: &str, endpoint: Option<&str>) -> Box<Overview> {
+    let one = |address: &str, state: &str| Endpoint {
+        address: address.to_owned(),
+        network: "east".to_owned(),
+        state: state.to_owned(),
+        calls: Some(Calls {
+            active: 3,
+            active_max: 9,
+            per_second: 0.25,
+            per_second_max: 2.0,
+            dialled: 7,
+            failed: 1,
+        }),
+        ..Endpoint::default()
+    };
+    let connection =
+        Connection { id: 17, source: "10.9.9.9:1234".to_owned(), bytes_up: 2048, ..Connection::default() };
+    let mut overview = overview(&["a.test", "b.test"], 7);
+    overview.status.node.network = "east".to_owned();
+    let shown = match endpoint {
+        None => vec![one("10.0.0.1", "failing"), one("10.0.0.2", "healthy")],
+        Some(address) => vec![one(address, "healthy")],
+    };
+    overview.selection = Some(Selection {
+        service: Some(service.to_owned()),
+        endpoint: endpoint.map(str::to_owned),
+        exists: true,
+        endpoints: Part { total: shown.len(), shown },
+        connections: Part { total: 1, shown: vec![connection] },
+        ..Selection::default()
+    });
+    overview
+}
+
+#[test]
+fn enter_leads_from_a_service_to_its_endpoints_and_connections_and_escape_back() {
+    let mut top = Top::new(String::new());
+    let receive = |top: &mut Top, overview| top.received(Ok(overview), Instant::now());
+    let screen = |top: &mut Top| text(&top.lines((120, 24))).join("\n");
+    receive(&mut top, overview(&["a.test", "b.test"], 7));
+    assert_eq!(top.pressed(Key::Down), Action::None);
+    // The chosen service stays chosen when its row moves.
+    receive(&mut top, overview(&["b.test", "a.test"], 7));
+    assert_eq!(top.pressed(Key::Enter), Action::Ask);
+    assert_eq!(top.path(), "/api/v1/overview?q=&page=1&service=b.test");
+    assert!(screen(&mut top).contains("b.test: asking the gateway"));
+    receive(&mut top, opened("b.test", None));
+    let shown = screen(&mut top);
+    for wanted in ["endpoints of b.test", "OPEN/MAX", "3/9", "0.2/s 2.0/s", "isthmus explain b.test"] {
+        assert!(shown.contains(wanted), "{wanted}: {shown}");
+    }
+    let chosen = |top: &mut Top| -> Vec<String> {
+        let lines = top.lines((120, 24)).into_iter().flatten();
+        lines.filter(|(style, _)| *style == Style::Chosen).map(|(_, text)| text.trim().to_owned()).collect()
+    };
+    assert_eq!(chosen(&mut top), ["1 services", "10.0.0.1"]);
+    (0..5).for_each(|_| assert_eq!(top.pressed(Key::Down), Action::None));
+    assert_eq!(chosen(&mut top)[1], "10.0.0.2");
+    assert_eq!(top.pressed(Key::Enter), Action::Ask);
+    assert!(top.path().ends_with("&service=b.test&endpoint=10.0.0.2"), "{}", top.path());
+    receive(&mut top, opened("b.test", Some("10.0.0.2")));
+    let shown = screen(&mut top);
+    for wanted in ["1 open connection to 10.0.0.2", "isthmus close 17", "isthmus endpoint drain 10.0.0.2"] {
+        assert!(shown.contains(wanted), "{wanted}: {shown}");
+    }
+    assert_eq!(top.pressed(Key::Enter), Action::None, "nothing is below a connection");
+    assert_eq!(top.pressed(Key::Escape), Action::Ask);
+    assert!(top.path().ends_with("&service=b.test"), "{}", top.path());
+    assert_eq!((top.pressed(Key::Escape), top.path().as_str()), (Action::Ask, "/api/v1/overview?q=&page=1"));
+    receive(&mut top, overview(&["b.test", "a.test"], 7));
+    assert_eq!(chosen(&mut top)[1], "b.test", "the row from which the way began");
+}
+
+#[test]
+fn the_chosen_row_stays_on_the_screen() {
+    let names: Vec<String> = (0..50).map(|index| format!("s{index:02}.test")).collect();
+    let names: Vec<&str> = names.iter().map(String::as_str).collect();
+    let mut top = Top::new(String::new());
+    top.received(Ok(overview(&names, 7)), Instant::now());
+    (0..30).for_each(|_| assert_eq!(top.pressed(Key::Down), Action::None));
+    for size in [(80, 24), (80, 6)] {
+        let lines = top.lines(size);
+        let chosen = lines
+            .iter()
+            .flatten()
+            .filter(|(style, text)| *style == Style::Chosen && text.contains("s30.test"));
+        assert_eq!(chosen.count(), 1, "{size:?}: {:?}", text(&lines));
+    }
 }
