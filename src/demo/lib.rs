@@ -123,8 +123,10 @@ async fn play(args: &Args, out: &mut impl Write) -> Result<(Stage, Report), Demo
     let limited = tokio::time::timeout(LIMIT, Box::pin(perform(args, &mut report, out)));
     let stage = limited.await.map_err(|_| DemoError::TimedOut)??;
     report.print(out).map_err(DemoError::Output)?;
-    if args.keep && args.output == Format::Table {
-        report::hints(&stage, out).map_err(DemoError::Output)?;
+    match (args.output, args.keep) {
+        (Format::Table, true) => report::hints(&stage, out).map_err(DemoError::Output)?,
+        (Format::Table, false) => report::next(out).map_err(DemoError::Output)?,
+        (Format::Json | Format::Yaml, _) => {}
     }
     out.flush().map_err(DemoError::Output)?;
     Ok((stage, report))

@@ -275,6 +275,15 @@ impl Report {
     }
 }
 
+/// Prints what an operator can do after the demo.
+pub(super) fn next(out: &mut impl Write) -> io::Result<()> {
+    writeln!(
+        out,
+        "\nNext: `isthmus demo --keep` leaves the gateways running, with commands to try; the README has the four lines of a"
+    )?;
+    writeln!(out, "config of your own.")
+}
+
 /// Prints commands that an operator can try while the demo keeps running.
 pub(super) fn hints(stage: &Stage, out: &mut impl Write) -> io::Result<()> {
     let west = &stage.west.gateway;
