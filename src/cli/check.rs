@@ -121,7 +121,8 @@ const AREAS: [Area; 10] = [
     Area {
         name: "names",
         well: |status| {
-            format!("{} routes; every host name of an endpoint or gateway resolves", status.routes)
+            let routes = counted(status.routes, "route");
+            format!("{routes}; every host name of an endpoint or gateway resolves")
         },
     },
     Area {
@@ -136,12 +137,15 @@ const AREAS: [Area; 10] = [
         name: "peers",
         well: |status| match status.peers {
             0 => "the config has no peers".to_owned(),
-            count => format!("{count} peers, each with a live link"),
+            count => format!("{}, with a live link each", counted(count, "peer")),
         },
     },
     Area {
         name: "xds",
-        well: |status| format!("{} clients; none was refused in the last 10 minutes", status.xds.clients),
+        well: |status| {
+            let clients = counted(status.xds.clients, "client");
+            format!("{clients}; none was refused in the last 10 minutes")
+        },
     },
     Area {
         name: "logs",

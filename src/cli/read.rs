@@ -18,7 +18,7 @@ use isthmus_api::registry::Registry;
 use isthmus_api::requests::{self, Row};
 use isthmus_api::status::{Bandwidth, Memory, Status};
 use isthmus_api::table::{Listed, Table, list, text};
-use isthmus_api::text::clean;
+use isthmus_api::text::{clean, counted};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, columns, one_of_many, paint, structured, tabular};
@@ -265,12 +265,12 @@ pub(super) fn status(reading: &Reading, out: &mut impl Write) -> Result<(), Fail
     )?;
     writeln!(
         out,
-        "{} of at most {} connections, {} workers, {} routes, {} services, generation {}",
+        "{} of at most {} connections, {}, {}, {}, generation {}",
         status.connections,
         status.limits.connections,
-        status.workers,
-        status.routes,
-        status.services,
+        counted(status.workers, "worker"),
+        counted(status.routes, "route"),
+        counted(status.services, "service"),
         status.generation
     )?;
     let Memory { budget, used, level } = &status.limits.memory;

@@ -159,7 +159,8 @@ fn of_endpoints(overview: &Overview) -> Check {
 fn of_calls(overview: &Overview, exposed: &[Exposed]) -> Check {
     let opened = overview.traffic.opened;
     if opened > 0 {
-        return Check::new("calls", State::Ok, format!("{opened} connections have reached an endpoint"), "");
+        let connections = counted(usize::try_from(opened).unwrap_or(usize::MAX), "connection");
+        return Check::new("calls", State::Ok, format!("{connections} to an endpoint since the start"), "");
     }
     let name = exposed.iter().find(|exposed| !exposed.name.contains('*'));
     let name = name.map_or("NAME", |exposed| &*exposed.name);
