@@ -10,13 +10,14 @@ use http::Uri;
 use opentelemetry_proto::tonic::collector::trace::v1::{
     ExportTracePartialSuccess, ExportTraceServiceRequest,
 };
-use tokio::net::TcpStream;
 use tokio::sync::{mpsc, watch};
 use tokio::task::JoinHandle;
 use tokio::time::{Instant, sleep, timeout};
 use tonic::{Code, Request};
 
+use isthmus_model::address::Host;
 use isthmus_net::channel::{CallFault, Channel};
+use isthmus_net::dial::dial;
 use isthmus_settings::policy::Node;
 use isthmus_tasks::backoff::Backoff;
 use isthmus_tasks::scope::Scope;
@@ -270,10 +271,10 @@ impl Task {
 async fn connect(collector: &str, scope: &Scope) -> Result<Channel, ExportFault> {
     // The URL was checked when the config was read.
     let origin: Uri = collector.parse().unwrap_or_default();
-    let host = origin.host().unwrap_or_default().trim_matches(['[', ']']).to_owned();
+    let host = Host::parse(origin.host().unwrap_or_default());
+    let host = host.map_err(|error| ExportFault::Unreachable(io::Error::other(error)))?;
     let port = origin.port_u16().unwrap_or_default();
-    let stream = TcpStream::connect((host, port)).await.map_err(ExportFault::Unreachable)?;
-    stream.set_nodelay(true).map_err(ExportFault::Unreachable)?;
+    let stream = dial(&host, port, &[]).await.map_err(ExportFault::Unreachable)?;
     Ok(Channel::open(stream, origin, scope).await?)
 }
 

@@ -180,7 +180,7 @@ fn off_network(snapshot: &Snapshot, config: &Config) -> Vec<String> {
     counts.into_iter().filter_map(warning).collect()
 }
 
-/// Looks up names at these name servers, or if there are none, by the system. Returns the addresses, and warnings for names
+/// Looks up names at these name servers, or if there are none, as the system's files say. Returns the addresses, and warnings for names
 /// without any. A name that cannot be resolved has no addresses, as on the data path.
 fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> (Resolved, Vec<String>) {
     if names.is_empty() {
@@ -202,8 +202,6 @@ fn resolve(names: &BTreeSet<HostName>, name_servers: &[SocketAddr]) -> (Resolved
         let answer = async |name| (name, timeout(LOOK_UPS_WITHIN, look_up(name)).await);
         join_all(hosts.into_iter().map(answer)).await
     });
-    // A look-up of the system cannot be cancelled, so its thread is left behind.
-    runtime.shutdown_background();
     let (mut resolved, mut warnings, mut late) = (Resolved::default(), Vec::new(), Vec::new());
     for (name, answer) in records {
         let Ok((found, _)) = answer else {

@@ -8,10 +8,10 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-use tokio::net::{TcpStream, lookup_host};
+use tokio::net::TcpStream;
 use tokio::time::timeout;
 
-use super::lookup::{Cause, Lookup};
+use super::lookup::{Cause, Lookup, by_system};
 use isthmus_model::address::Host;
 use isthmus_model::name::HostName;
 
@@ -34,7 +34,7 @@ struct Last {
 }
 
 /// Connects to a server by TCP, without Nagle's delay, which suits small requests whose responses are awaited. A host name is
-/// looked up at these name servers, or if there are none, by the system.
+/// looked up at these name servers, or if there are none, as the system's files say.
 pub async fn dial(host: &Host, port: u16, name_servers: &[SocketAddr]) -> io::Result<TcpStream> {
     let addresses = addresses(host, name_servers).await?;
     let addresses: Vec<SocketAddr> = addresses.iter().map(|ip| SocketAddr::new(*ip, port)).collect();
@@ -55,8 +55,7 @@ pub async fn addresses(host: &Host, name_servers: &[SocketAddr]) -> io::Result<A
 /// Looks up a name, and returns its addresses in the order in which they are dialled.
 async fn look_up(name: &HostName, name_servers: &[SocketAddr]) -> io::Result<Arc<[IpAddr]>> {
     if name_servers.is_empty() {
-        let found = lookup_host((name.as_str(), 0)).await?;
-        return Ok(found.map(|address| address.ip()).collect());
+        return by_system(name).await.map(Arc::from);
     }
     let lookup = Lookup::at(name_servers).map_err(io::Error::other)?;
     let (answer, _) = lookup.addresses(name).await;

@@ -14,15 +14,17 @@
 //! A name of SRV records has targets, which are settled in the same way; the addresses of each target are looked up with it.
 
 use std::cmp::Reverse;
+use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use hickory_resolver::TokioResolver;
-use hickory_resolver::config::{NameServerConfig, ResolverConfig};
+use hickory_resolver::config::{LookupIpStrategy, NameServerConfig, ResolverConfig};
 use hickory_resolver::net::NetError;
 use hickory_resolver::net::runtime::TokioRuntimeProvider;
-use hickory_resolver::proto::rr::{RData, RecordType};
+use hickory_resolver::proto::op::Query;
+use hickory_resolver::proto::rr::{Name, RData, Record, RecordType};
+use hickory_resolver::{Hosts, TokioResolver};
 
 use isthmus_model::address::{SrvTarget, canonical_ip};
 use isthmus_model::name::HostName;
@@ -136,6 +138,7 @@ impl Lookup {
         // The resolver's cache is off. The times of look-ups already follow the TTL within bounds of their own, and a cached answer
         // may be older than these bounds allow.
         builder.options_mut().cache_size = 0;
+        builder.options_mut().ip_strategy = LookupIpStrategy::Ipv4AndIpv6;
         builder.build().map(Self)
     }
 
@@ -193,14 +196,23 @@ impl Lookup {
         (Records(Ok(all)), ttl)
     }
 
+    /// Looks up both families of a name, with the search list unless the name has enough dots.
+    async fn with_search_list(&self, name: Name) -> io::Result<Vec<IpAddr>> {
+        match tokio::time::timeout(LOOKUP, self.0.lookup_ip(name)).await {
+            Err(_) => Err(io::Error::new(io::ErrorKind::TimedOut, "the DNS query timed out")),
+            Ok(Ok(found)) => Ok(found.iter().collect()),
+            Ok(Err(error)) if error.is_no_records_found() => Ok(Vec::new()),
+            Ok(Err(error)) => Err(io::Error::other(error)),
+        }
+    }
+
     async fn family(&self, name: &HostName, kind: RecordType) -> (Answer, Option<Duration>) {
         // A trailing dot disables the system's search list: names are fully qualified.
         let lookup = self.0.lookup(format!("{name}."), kind);
         match tokio::time::timeout(LOOKUP, lookup).await {
             Err(_) => (Answer::Failed("the DNS query timed out".to_owned()), None),
             Ok(Ok(found)) => {
-                let addresses = found.answers().iter().filter_map(|record| record.data.ip_addr());
-                let answer = Answer::of(addresses.map(canonical_ip));
+                let answer = Answer::of(addresses_in(found.answers()).into_iter().map(canonical_ip));
                 let ttl = found.valid_until().saturating_duration_since(Instant::now());
                 let has_any = matches!(&answer, Answer::Addresses(addresses) if !addresses.is_empty());
                 (answer, has_any.then_some(ttl))
@@ -210,6 +222,29 @@ impl Lookup {
             Ok(Err(error)) => (Answer::Failed(error.to_string()), None),
         }
     }
+}
+
+/// Looks up the addresses of a name as this host's other programs do: in `/etc/hosts`, then at the system's name servers with its
+/// search list. Returns IPv4 addresses first, and none if the name does not exist.
+///
+/// The C library's `getaddrinfo` is not called. In a static binary it loads the host's modules for names and with them the host's C
+/// library; if that has another version, the process dies by a signal.
+pub(super) async fn by_system(name: &HostName) -> io::Result<Vec<IpAddr>> {
+    let name = Name::from_ascii(name.as_str()).map_err(io::Error::other)?;
+    let hosts = Hosts::from_system().unwrap_or_default();
+    let listed = |kind| hosts.lookup_static_host(&Query::query(name.clone(), kind));
+    let listed = [RecordType::A, RecordType::AAAA].into_iter().filter_map(listed);
+    let listed: Vec<IpAddr> = listed.flat_map(|found| addresses_in(found.answers())).collect();
+    if !listed.is_empty() {
+        return Ok(listed);
+    }
+    let unread =
+        |error| io::Error::other(format!("/etc/resolv.conf names no server to look up names at: {error}"));
+    Lookup::at(&[]).map_err(unread)?.with_search_list(name).await
+}
+
+fn addresses_in(records: &[Record]) -> Vec<IpAddr> {
+    records.iter().filter_map(|record| record.data.ip_addr()).collect()
 }
 
 impl Answer {

@@ -1,7 +1,8 @@
 //! Endpoints and gateways given by name: the gateway looks names up at the configured servers, repeats a lookup after the TTL,
 //! and keeps the last addresses if no server answers, and for a while if the name does not exist any more.
 
-use std::net::{IpAddr, SocketAddr};
+use std::net::{IpAddr, SocketAddr, TcpListener};
+use std::process::{Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
@@ -11,7 +12,8 @@ use crate::support::backend::Backend;
 use crate::support::client::{call, read_alert, tls};
 use crate::support::dns::{Answer, NameServer};
 use crate::support::eventually;
-use crate::support::gateway::Gateway;
+use crate::support::gateway::{BINARY, Gateway};
+use crate::support::namespace;
 use crate::support::pki::PKI;
 
 const NAME: &str = "db.test";
@@ -260,4 +262,44 @@ fn a_name_without_an_address_is_a_warning_that_says_who_uses_it() {
     }
     eventually("no problem", || unresolved().is_empty().then_some(()));
     reach(&gateway, "first");
+}
+
+#[test]
+fn the_name_of_a_server_is_found_in_the_list_of_hosts_and_with_the_search_list() {
+    let test = "names::the_name_of_a_server_is_found_in_the_list_of_hosts_and_with_the_search_list";
+    if !namespace::inside(test, "ip link set lo up") {
+        return;
+    }
+    let servers = NameServer::start_at("127.0.0.1:53");
+    servers.points("etcd.shop.test", [127, 0, 78, 1].into());
+    servers.points("pinned.shop.test", [127, 0, 78, 1].into());
+    let folder = tempfile::tempdir().expect("a folder");
+    let write = |name: &str, text: &str| {
+        let path = folder.path().join(name);
+        std::fs::write(&path, text).expect("written");
+        path.display().to_string()
+    };
+    let resolv = write("resolv.conf", "search shop.test\nnameserver 127.0.0.1\n");
+    let hosts = write("hosts", "127.0.0.1 localhost\n127.0.78.2 pinned\n");
+    let roots = write("roots.pem", &PKI.ca_pem());
+    let mounted = format!(
+        "mount --bind {resolv} \"$(readlink -f /etc/resolv.conf)\" && mount --bind {hosts} /etc/hosts && exec \"$@\""
+    );
+    let cases = [
+        ("etcd", "127.0.78.1"),
+        ("etcd.shop.test", "127.0.78.1"),
+        ("pinned", "127.0.78.2"),
+        ("localhost", "127.0.0.1"),
+    ];
+    for (name, address) in cases {
+        let etcd = TcpListener::bind((address, 2379)).expect("a port");
+        etcd.set_nonblocking(true).expect("set");
+        let mut command = Command::new("unshare");
+        command.args(["-m", "sh", "-c", &mounted, "sh", BINARY, "registry", "list"]);
+        command.args(["--etcd", &format!("https://{name}:2379"), "--tls-roots", &roots]);
+        let mut list = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().expect("unshare starts");
+        eventually(name, || etcd.accept().ok());
+        list.kill().and_then(|()| list.wait()).expect("it ends");
+    }
+    assert_eq!(servers.asked("pinned.shop.test"), 0, "the list of hosts comes first");
 }

@@ -45,7 +45,11 @@ pub struct NameServer {
 
 impl NameServer {
     pub fn start() -> Self {
-        let socket = UdpSocket::bind("127.0.0.1:0").expect("a port");
+        Self::start_at("127.0.0.1:0")
+    }
+
+    pub fn start_at(address: &str) -> Self {
+        let socket = UdpSocket::bind(address).expect("a port");
         let address = socket.local_addr().expect("bound");
         let state = Arc::new(Mutex::new(State::default()));
         let own = state.clone();
