@@ -55,6 +55,11 @@ pub fn with_browser() -> Option<OsString> {
     })
 }
 
+/// Returns the interpreter beside which pipx and uv are installed.
+pub fn with_installers() -> Option<OsString> {
+    with(&["release.txt"]).filter(|python| Path::new(python).with_file_name("pipx").exists())
+}
+
 fn with(lists: &[&str]) -> Option<OsString> {
     let venv = Path::new(env!("CARGO_MANIFEST_DIR")).join("target/interop/venv");
     // The interpreter may exist without the packages; the stamp files say that they are installed.
