@@ -1,4 +1,5 @@
-//! The demand of a Service: the replicas of the Deployments and StatefulSets whose pods it selects, whatever has become of the pods.
+//! The demand of a Service: the replicas of the Deployments and StatefulSets whose pods it selects, whatever has become of the pods. A
+//! workload that wants none says nothing: its pods may have another owner, such as an Argo Rollout, which leaves the Deployment at zero.
 
 use std::collections::BTreeMap;
 
@@ -14,7 +15,7 @@ pub(super) fn of(tables: &Tables, key: &ObjectKey, service: &ServiceRecord) -> B
     let deployments = tables.deployments.inside(&key.namespace);
     let all = deployments.chain(tables.stateful_sets.inside(&key.namespace));
     let mut demands: BTreeMap<Network, u32> = BTreeMap::new();
-    for (_, workload) in all.filter(|(_, workload)| workload.labels.has_all(selector)) {
+    for (_, workload) in all.filter(|(_, one)| one.replicas > 0 && one.labels.has_all(selector)) {
         let own = tables.network();
         let network = workload.network().map_or_else(|| own.clone(), Network::new);
         // As with pods, a label leads only to networks that the registry may name.

@@ -112,7 +112,7 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         services.extend(services_apart(&next.recent.0, &previous.recent.0));
     }
     if !Arc::ptr_eq(&next.remembered, &previous.remembered) {
-        services.extend(services_apart(&next.remembered.0, &previous.remembered.0));
+        services.extend(next.remembered.0.changed_since(&previous.remembered.0, PartialEq::eq));
     }
     for name in &dirty.resolved {
         services.extend(inputs.shards.iter().flat_map(|shard| shard.users_of(name.as_str())).cloned());

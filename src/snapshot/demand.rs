@@ -9,8 +9,10 @@ use std::time::Duration;
 
 use super::networks::NetworkTable;
 use super::port_endpoint::network_of;
+use super::remembered::Memory;
 use isthmus_model::demand::{DemandSource, OwnersDemand};
 use isthmus_model::endpoint::Health;
+use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
 use isthmus_model::service::Service;
 use isthmus_registry::shard::{Origin, Standing};
@@ -110,10 +112,10 @@ impl Demands {
         self.0.iter().any(|one| one.network == *network && one.listed == 0 && one.demand.weight > 0)
     }
 
-    /// Returns the demands of a service that registries have like this, if these numbers of its endpoints are remembered.
+    /// Returns the demands of a service that registries have like this, if this is remembered of it.
     pub(super) fn new(
         parts: &[Part<'_>],
-        remembered: Option<&BTreeMap<Network, u64>>,
+        remembered: Option<&BTreeMap<Network, Memory>>,
         networks: &NetworkTable,
     ) -> Self {
         let mut sums: BTreeMap<&Network, Sum> = BTreeMap::new();
@@ -127,6 +129,7 @@ impl Demands {
                 let sum = sums.entry(network).or_default();
                 sum.listed.join(listed);
                 if part.says(network) {
+                    sum.owned.join(listed);
                     continue;
                 }
                 match part.origin.unlisted {
@@ -188,6 +191,8 @@ struct Sum {
     /// The number that the owners of endpoints say; `None`: none says one.
     said: Option<u64>,
     is_peers: bool,
+    /// The endpoints whose owners say a number.
+    owned: Listed,
     /// The number of endpoints that operators have written.
     kept: u64,
     /// The endpoints of registries that list what there is.
@@ -195,13 +200,13 @@ struct Sum {
 }
 
 impl Sum {
-    /// Returns the demand, if this number of endpoints is remembered. Where nothing is remembered, endpoints that are terminating count:
-    /// the aggregator has not seen the service before. Otherwise they count by what is remembered of the time at which they were ready;
-    /// so endpoints that terminate beside new ones raise no demand. What was remembered before an owner said the number counts no more.
-    fn demand(&self, remembered: Option<u64>) -> Demand {
-        let remembered = remembered.filter(|_| self.said.is_none() || self.seen.all() > 0);
+    /// Returns the demand, if this is remembered. Where nothing is remembered, endpoints that are terminating count: the aggregator has not
+    /// seen the service before. Otherwise they count by what is remembered of the time at which they were ready; so endpoints that
+    /// terminate beside new ones raise no demand. What was remembered before an owner said the number counts no more.
+    fn demand(&self, memory: Option<Memory>) -> Demand {
+        let remembered = memory.filter(|_| self.said.is_none() || self.seen.all() > 0);
         let seen = match remembered {
-            Some(number) => number.max(self.seen.present()),
+            Some(memory) => memory.number.max(self.seen.present()),
             None => self.seen.all(),
         };
         let source = match self.said {
@@ -210,27 +215,54 @@ impl Sum {
             None if remembered.is_some() => DemandSource::Memory,
             None => DemandSource::Leaving,
         };
-        let weight = self.said.unwrap_or_default().saturating_add(self.kept).saturating_add(seen);
+        let said = self.said.map(|said| self.owners(said, memory.and_then(|memory| memory.said_before)));
+        let weight = said.unwrap_or_default().saturating_add(self.kept).saturating_add(seen);
         Demand { weight, source }
+    }
+
+    /// Returns the demand of the endpoints whose owners say a number. A number that was raised counts as far as its endpoints are there:
+    /// the calls were meant for fewer. Ready endpoints count in any case, since another workload may own them.
+    fn owners(&self, said: u64, said_before: Option<u64>) -> u64 {
+        let there = said_before.map(|before| before.max(self.owned.present()));
+        said.min(there.unwrap_or(u64::MAX)).max(self.owned.ready)
     }
 }
 
-/// Returns the endpoints that are worth remembering, by network: those of registries that list what there is, where no owner says a
-/// number.
-pub(super) fn seen(parts: &[Part<'_>], networks: &NetworkTable) -> BTreeMap<Network, Listed> {
-    let mut all: BTreeMap<Network, Listed> = BTreeMap::new();
+/// What the demand of a service on one network is remembered by.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Noted {
+    /// The endpoints of registries that list what there is, where no owner says a number.
+    pub seen: Listed,
+    /// The number that the owners of endpoints say; `None`: none says one.
+    pub said: Option<u64>,
+    /// The endpoints whose owners say a number.
+    pub owned: Listed,
+}
+
+/// Returns what the demand of a service is remembered by, by network. The lists of operators and the numbers of peers need no memory.
+pub(super) fn noted(parts: &[Part<'_>], networks: &NetworkTable) -> BTreeMap<Network, Noted> {
+    let mut all: BTreeMap<Network, Noted> = BTreeMap::new();
     for part in parts.iter().filter(|part| part.counts() && part.origin.unlisted == Unlisted::Lost) {
-        for (network, listed) in part.listed(networks).into_iter().filter(|(network, _)| !part.says(network))
-        {
-            all.entry(network.clone()).or_default().join(listed);
+        let is_own = part.service.import.is_none();
+        for said in part.service.demand.iter().filter(|_| is_own) {
+            let noted = all.entry(part.network_of(said).clone()).or_default();
+            noted.said = Some(noted.said.unwrap_or_default().saturating_add(said.weight.into()));
+        }
+        for (network, listed) in part.listed(networks) {
+            if !part.says(network) {
+                all.entry(network.clone()).or_default().seen.join(listed);
+            } else if is_own {
+                all.entry(network.clone()).or_default().owned.join(listed);
+            }
         }
     }
     all
 }
 
-/// Returns true if the demand of a service matters: its calls are divided by it, or a peer may be told it.
-pub fn matters(policy: &Policy, hostname: &str) -> bool {
-    policy.tuning.of(hostname).steering.is_on() || !policy.peers.is_empty()
+/// Returns true if the demand of a service matters: its calls are divided by it, or a peer is told it.
+pub fn matters(policy: &Policy, hostname: &HostName) -> bool {
+    let is_exported = || policy.peers.iter().any(|peer| peer.export_of(hostname, None).is_some());
+    policy.tuning.of(hostname.as_str()).steering.is_on() || is_exported()
 }
 
 /// Returns `number` × `part` ÷ `of`, rounded up.

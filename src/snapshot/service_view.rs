@@ -552,11 +552,11 @@ impl ServiceView {
             Some(WaypointView::new(told, hostname, &part.origin, tuning))
         });
         let recent = world.recent.and_then(|recent| recent.0.get(&key.hostname)).cloned();
-        let demands = match demand::matters(world.policy, hostname) {
+        let demands = match demand::matters(world.policy, &key.hostname) {
             true => {
-                let remembered = world.remembered.and_then(|all| all.0.get(&key.hostname));
+                let remembered = world.remembered.and_then(|all| all.0.get(hostname));
                 let parts: Vec<_> = parts.iter().map(Part::for_demand).collect();
-                Demands::new(&parts, remembered.map(|numbers| &**numbers), site.networks)
+                Demands::new(&parts, remembered.map(|memories| &**memories), site.networks)
             }
             false => Demands::default(),
         };

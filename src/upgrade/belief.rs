@@ -8,7 +8,7 @@
 //! | belief | owner | forgotten |
 //! |---|---|---|
 //! | what drains of documents have left | `aggregator::drains_left` | with the document; that of a registry is kept until the registry is read; a day after a process last knew it |
-//! | numbers of endpoints that were lost | `aggregator::owner::demands` | 10 min after they were last seen |
+//! | numbers of endpoints that were lost, or do not stand yet | `aggregator::owner::demands` | 10 min after they were last seen |
 //! | addresses of host names | `aggregator::owner::names` | a day after a process last used them |
 //! | verdicts on gateways | `aggregator::liveness` | a day after the last probe; each outage an hour after it began |
 //! | distances of networks | `aggregator::liveness` | a day after the last measurement; a peer's report after 15 min |
@@ -241,17 +241,32 @@ pub struct DrainBelief {
     pub known: Moment,
 }
 
-/// A number of endpoints that a service had on a network, and has not any more.
+/// The endpoints that a service had on a network a short time ago.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct DemandBelief {
     /// The host name of the service.
     pub service: String,
     /// The network.
     pub network: String,
+    /// The numbers of endpoints that there were and are not any more, each with the time at which it was last seen.
+    pub seen: Vec<NumberBelief>,
+    /// The number of endpoints that had stood, if `rises` has larger ones.
+    pub stands: u64,
+    /// The larger numbers that did not stand yet, each with the time since which there were as many.
+    pub rises: Vec<NumberBelief>,
+    /// True if endpoints were terminating that are counted among these numbers, or among those that have replaced them.
+    pub is_leaving: bool,
+    /// The number that the owner said before a larger one for which the endpoints have not been there yet.
+    pub said_before: Option<u64>,
+}
+
+/// A number of endpoints.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NumberBelief {
     /// The sum of the weights of the endpoints.
     pub weight: u64,
-    /// The time at which they were last seen.
-    pub seen: Moment,
+    /// The time.
+    pub at: Moment,
 }
 
 /// An endpoint that has failed.
@@ -328,10 +343,11 @@ impl Beliefs {
         let gateways = gateways.into_iter().map(Belief::Gateway);
         let distances = distances.into_iter().map(Belief::Distance);
         let first = holds.into_iter().map(Belief::Hold).chain(drains.into_iter().map(Belief::Drain));
+        // Without a belief about an endpoint, calls fail; without one about a demand, an endpoint gets more calls than it serves well.
         let demands = demands.into_iter().map(Belief::Demand);
         let endpoints = endpoints.into_iter().map(Belief::Endpoint);
         let checks = checks.into_iter().map(Belief::Check);
-        let of_endpoints = demands.chain(checks).chain(endpoints);
+        let of_endpoints = checks.chain(endpoints).chain(demands);
         first.chain(gateways).chain(distances).chain(names).chain(of_endpoints).take(BELIEFS_MAX)
     }
 
@@ -410,8 +426,10 @@ impl DrainBelief {
 
 impl DemandBelief {
     fn lasting(&self) -> impl PartialEq + '_ {
-        let Self { service, network, weight, seen: _ } = self;
-        (service, network, weight)
+        // What a rollout changes for minutes is written as the process ends.
+        let Self { service, network, seen, stands: _, rises: _, is_leaving: _, said_before } = self;
+        let numbers: Vec<u64> = seen.iter().map(|number| number.weight).collect();
+        (service, network, numbers, said_before)
     }
 }
 
@@ -526,8 +544,11 @@ mod tests {
             demands: vec![DemandBelief {
                 service: "a.test".to_owned(),
                 network: "west".to_owned(),
-                weight: 30,
-                seen: at,
+                seen: vec![NumberBelief { weight: 30, at }],
+                stands: 9,
+                rises: vec![NumberBelief { weight: 12, at }],
+                is_leaving: true,
+                said_before: Some(10),
             }],
             endpoints: vec![EndpointBelief {
                 group: "a.test:443".to_owned(),
@@ -569,12 +590,19 @@ mod tests {
     }
 
     #[test]
-    fn of_too_many_beliefs_endpoints_are_dropped_first() {
+    fn of_too_many_beliefs_demands_are_dropped_first_and_then_endpoints() {
+        let is_demand = |belief: &Belief| matches!(belief, Belief::Demand(_));
+        let is_endpoint = |belief: &Belief| matches!(belief, Belief::Endpoint(_));
         let mut many = beliefs(7);
+        many.demands = vec![many.demands[0].clone(); 2 * BELIEFS_MAX];
+        let kept: Vec<Belief> = many.clone().all().collect();
+        assert_eq!(kept.len(), BELIEFS_MAX);
+        assert!(kept.iter().any(is_endpoint), "none is lost to demands");
+        assert_eq!(kept.iter().position(is_demand), Some(7), "{:?}", &kept[..7]);
         many.endpoints = vec![many.endpoints[0].clone(); 2 * BELIEFS_MAX];
         let kept: Vec<Belief> = many.all().collect();
         assert_eq!(kept.len(), BELIEFS_MAX);
-        assert!(kept[..6].iter().all(|belief| !matches!(belief, Belief::Endpoint(_))), "{:?}", &kept[..6]);
+        assert_eq!((kept.iter().position(is_endpoint), kept.iter().any(is_demand)), (Some(6), false));
     }
 
     #[test]

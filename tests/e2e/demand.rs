@@ -122,6 +122,14 @@ fn lost_pods_leave_their_demand_and_a_scale_down_does_not() {
     let deployment = at("apps/v1", "deployments", "shop/web");
     cluster.admin().patch(&deployment, &json!({"spec": {"replicas": 3}}));
     assert_eq!(own(&knows, 3, None), (100.0, STAYS.to_owned()));
+    cluster.scale("shop/web", 1, "10.244.7");
+    assert_eq!(
+        own(&knows, 1, Some(3)),
+        (46.88, "stands for 3 (replicas): 1 of 3 is ready: keeps 1.4 × 1/3".to_owned())
+    );
+    // Another workload may own the pod.
+    cluster.admin().patch(&deployment, &json!({"spec": {"replicas": 0}}));
+    assert_eq!(own(&knows, 1, None), (100.0, STAYS.to_owned()));
     // From zero: nine of ten pods have no address yet.
     cluster.scale("shop/web", 0, "10.244.7");
     cluster.admin().patch(&deployment, &json!({"spec": {"replicas": 10}}));
@@ -158,7 +166,8 @@ fn a_peer_says_how_many_of_its_endpoints_are_not_ready() {
     let dial = format!("dial: \"127.0.0.1:{west_port}\"");
     let from_west = "    from: [127.0.0.0/8]\n    export: [{services: [\"*.mesh\"], as: \"{service}.{namespace}.east.global\"}]\n    import: [{services: [\"*.pay.west.global\"]}]\n";
     let at_east = format!(
-        "{}steering: {{mode: nearest}}\nnetworks:\n  net-east: {{gateways: [{{address: 127.0.0.1, hbonePort: {east_port}}}]}}\n\
+        "{}steering: {{mode: nearest}}\nnetworks:\n  net-east: {{gateways: [{{address: 127.0.0.1, hbonePort: {east_port}}}]}}\n  \
+         peer/west/net-west: {{distance: {{net-east: 5ms}}}}\n  peer/west/net-west2: {{distance: {{net-east: 50ms}}}}\n\
          peers:\n{}",
         east.base(east_port),
         west.as_peer(&dial, from_west)
@@ -170,5 +179,7 @@ fn a_peer_says_how_many_of_its_endpoints_are_not_ready() {
     assert_eq!((&near["ready"], &near["notReady"]), (&json!(1), &json!(29)), "{near:#}");
     let far = group(&gateway, "net-east", ratings, "peer/west/net-west2").expect("the other network");
     assert_eq!((&far["ready"], &far["notReady"]), (&json!(30), &json!(0)), "{far:#}");
-    assert!(near["share"].as_f64() < Some(0.1), "{near:#}");
+    assert_eq!((&near["ring"], &far["ring"]), (&json!(2), &json!(3)), "{near:#}");
+    // 1.4/30 is one step of 1/32. Without the others, the nearer network would get all.
+    assert_eq!((&near["share"], &far["share"]), (&json!(0.03125), &json!(0.96875)), "{near:#}");
 }

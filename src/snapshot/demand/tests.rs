@@ -5,7 +5,7 @@ use std::sync::Arc;
 use super::super::Snapshot;
 use super::super::build::all;
 use super::super::inputs::Inputs;
-use super::super::remembered::Remembered;
+use super::super::remembered::{Memory, Remembered};
 use super::super::testing::{Mesh, endpoint, port, scoped, service, shard};
 use super::*;
 use isthmus_model::endpoint::Endpoint;
@@ -50,10 +50,16 @@ fn steered() -> Mesh {
 }
 
 fn built(mesh: &Mesh, remembered: Option<u64>) -> Snapshot {
-    let hostname = HostName::parse(NAME).expect("legal");
-    let numbers = remembered.map(|number| (hostname, Arc::new(BTreeMap::from([(east(), number)]))));
-    let remembered = Arc::new(Remembered(numbers.into_iter().collect()));
-    all(Inputs { remembered: Some(&remembered), ..mesh.world() }, 1)
+    with_memory(mesh, remembered.map(|number| Memory { number, said_before: None }))
+}
+
+fn with_memory(mesh: &Mesh, memory: Option<Memory>) -> Snapshot {
+    let mut remembered = Remembered::default();
+    if let Some(memory) = memory {
+        let hostname = HostName::parse(NAME).expect("legal");
+        remembered.0.insert(hostname, Arc::new(BTreeMap::from([(east(), memory)])));
+    }
+    all(Inputs { remembered: Some(&Arc::new(remembered)), ..mesh.world() }, 1)
 }
 
 /// Returns the demand of the endpoints of these numbers, and its source.
@@ -94,9 +100,29 @@ fn the_number_of_the_owner_alone_counts() {
     use Unlisted::Lost;
     assert_eq!(whole(Lost, [9, 0, 0], Some(30), None), Some((30, Replicas)));
     assert_eq!(whole(Lost, [9, 1, 20], Some(10), None), None, "scaled down, and the others terminate");
-    assert_eq!(whole(Lost, [30, 0, 0], Some(10), None), Some((10, Replicas)));
-    assert_eq!(whole(Lost, [37, 0, 20], Some(30), None), Some((30, Replicas)), "a rollout");
+    assert_eq!(whole(Lost, [30, 0, 0], Some(10), None), None, "something else owns 20 of them");
+    assert_eq!(whole(Lost, [9, 0, 0], Some(0), None), None, "something else owns all");
+    assert_eq!(whole(Lost, [37, 0, 20], Some(30), None), None, "a rollout");
+    assert_eq!(whole(Lost, [30, 7, 20], Some(30), None), Some((30, Replicas)), "a rollout");
     assert_eq!(whole(Lost, [30, 0, 0], Some(30), Some(30)), None, "remembered before it was said");
+}
+
+#[test]
+fn a_number_that_was_raised_counts_as_far_as_the_endpoints_are_there() {
+    let of = |counts: [usize; 3], said_before| {
+        let mut service = service(NAME, vec![port(80, PortProtocol::Tcp)], endpoints(counts));
+        service.demand = [OwnersDemand { network: None, weight: 30 }].into();
+        let scope = RegistryScope { unlisted: Unlisted::Lost, ..RegistryScope::default() };
+        let mut mesh = steered();
+        mesh.shards.push(Shard::of(shard("c", "n1", vec![service]), &scope).into());
+        let snapshot = with_memory(&mesh, Some(Memory { number: 0, said_before }));
+        demand(&snapshot, counts.map(|count| count as u64)).map(|(weight, _)| weight)
+    };
+    assert_eq!(of([10, 0, 0], None), Some(30), "lost");
+    assert_eq!(of([10, 0, 0], Some(10)), None, "there were 10 before");
+    assert_eq!(of([9, 0, 0], Some(10)), Some(10));
+    assert_eq!(of([12, 3, 0], Some(10)), None, "15 are there");
+    assert_eq!(of([12, 30, 0], Some(10)), Some(30));
 }
 
 #[test]
@@ -133,9 +159,10 @@ fn demands_of_several_registries_are_summed() {
     // 30 as its owner says, 5 of which nothing is remembered, and 7 that an operator has written.
     assert_eq!(demand(&built(&mesh, None), [15, 0, 0]), Some((42, DemandSource::Replicas)));
     assert_eq!(demand(&built(&mesh, Some(9)), [15, 0, 0]), Some((46, DemandSource::Replicas)));
-    let seen = super::super::service_view::seen::seen_in(NAME, &mesh.shards, mesh.snapshot().networks());
-    let lost = Listed { ready: 5, not_ready: 0, leaving: 0 };
-    assert_eq!(seen, BTreeMap::from([(east(), lost)]), "worth remembering");
+    let noted = super::super::service_view::seen::noted_in(NAME, &mesh.shards, mesh.snapshot().networks());
+    let ready = |ready| Listed { ready, not_ready: 0, leaving: 0 };
+    let of_east = Noted { seen: ready(5), said: Some(30), owned: ready(3) };
+    assert_eq!(noted, BTreeMap::from([(east(), of_east)]), "worth remembering");
 }
 
 #[test]
@@ -147,6 +174,8 @@ fn the_demand_of_an_imported_service_is_the_peers() {
     service.demand = [OwnersDemand { network: None, weight: 40 }].into();
     mesh.shards.push(scoped(shard("c", "n1", vec![service])));
     assert_eq!(demand(&built(&mesh, None), [1, 29, 0]), Some((40, DemandSource::Peer)));
+    let noted = super::super::service_view::seen::noted_in(NAME, &mesh.shards, mesh.snapshot().networks());
+    assert!(noted.is_empty(), "the peer remembers: {noted:?}");
 }
 
 #[test]

@@ -4,24 +4,24 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use super::{Part, ServiceView, owned_parts};
-use crate::demand::{self, Listed};
+use crate::demand::{self, Noted};
 use crate::networks::NetworkTable;
 use isthmus_model::place::Network;
 use isthmus_registry::shard::Shard;
 
 impl ServiceView {
-    /// Returns the endpoints that are worth remembering, by network.
-    pub fn seen(&self, networks: &NetworkTable) -> BTreeMap<Network, Listed> {
-        seen(&self.parts, networks)
+    /// Returns what the demand of the service is remembered by, by network.
+    pub fn noted(&self, networks: &NetworkTable) -> BTreeMap<Network, Noted> {
+        noted(&self.parts, networks)
     }
 }
 
 /// Returns the same of the service that the next snapshot will have under a host name.
-pub fn seen_in(hostname: &str, shards: &[Arc<Shard>], networks: &NetworkTable) -> BTreeMap<Network, Listed> {
-    seen(&owned_parts(hostname, shards, &mut Vec::new()), networks)
+pub fn noted_in(hostname: &str, shards: &[Arc<Shard>], networks: &NetworkTable) -> BTreeMap<Network, Noted> {
+    noted(&owned_parts(hostname, shards, &mut Vec::new()), networks)
 }
 
-fn seen(parts: &[Part], networks: &NetworkTable) -> BTreeMap<Network, Listed> {
+fn noted(parts: &[Part], networks: &NetworkTable) -> BTreeMap<Network, Noted> {
     let parts: Vec<_> = parts.iter().map(Part::for_demand).collect();
-    demand::seen(&parts, networks)
+    demand::noted(&parts, networks)
 }

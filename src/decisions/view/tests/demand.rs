@@ -7,7 +7,7 @@ use isthmus_settings::scope::{RegistryScope, Unlisted};
 use isthmus_settings::steering::{ServiceSteering, SteeringMode};
 use isthmus_snapshot::build;
 use isthmus_snapshot::inputs::Inputs;
-use isthmus_snapshot::remembered::Remembered;
+use isthmus_snapshot::remembered::{Memory, Remembered};
 
 /// The numbers of endpoints on a network: those that are ready, not ready, and terminating.
 type Counts = [usize; 3];
@@ -47,9 +47,12 @@ fn registry(network: &str, counts: Counts) -> Arc<Shard> {
 
 /// Returns demand and share, in steps, of the own network and of `near`, if this number of endpoints is remembered on the own one.
 fn divided(mesh: &Mesh, remembered: Option<u64>, subset: &str) -> Vec<(u64, u32)> {
-    let numbers = remembered
-        .map(|number| (host_name(SERVICE), Arc::new(BTreeMap::from([(Network::new("n1"), number)]))));
-    let remembered = Arc::new(Remembered(numbers.into_iter().collect()));
+    let mut all = Remembered::default();
+    if let Some(number) = remembered {
+        let memory = Memory { number, said_before: None };
+        all.0.insert(host_name(SERVICE), Arc::new(BTreeMap::from([(Network::new("n1"), memory)])));
+    }
+    let remembered = Arc::new(all);
     let snapshot = build::all(Inputs { remembered: Some(&remembered), ..mesh.world() }, 1);
     let service = snapshot.service(SERVICE).expect("the service");
     let found = view(&snapshot, service, &service.ports[0], subset, &viewer("n1", "")).expect("the subset");
