@@ -30,7 +30,7 @@ use tokio::time::{Instant, MissedTickBehavior, interval, sleep, timeout};
 use self::probed::{Outcome, Probed, State, Way};
 use crate::owner::Handle;
 use crate::reported::{Report, Reports};
-use crate::round_trip::Settled;
+use crate::round_trip::{Rings, Settled};
 use isthmus_model::mesh_name::PROBE_NAME;
 use isthmus_model::place::Network;
 use isthmus_model::probe::{Answer, Fault};
@@ -70,6 +70,8 @@ struct Results {
     /// The round-trip times that the aggregator has, and since when.
     sent: BTreeMap<Network, RoundTrips>,
     sent_at: Option<Instant>,
+    /// The bounds of the rings in the newest snapshot.
+    rings: Rings,
     recalled: Recalled,
     /// The generation of the snapshot whose gateways are probed.
     generation: u64,
@@ -167,8 +169,8 @@ impl Results {
 
     /// Returns what another process of this gateway needs to know.
     fn beliefs(&self, present: Present) -> (Vec<GatewayBelief>, Vec<DistanceBelief>) {
-        // The sets are made of the addresses, what was sent is made of the distances, and what was recalled belongs to the world that
-        // is not read yet.
+        // The sets are made of the addresses, what was sent is made of the distances, the rings are those of the
+        // config, and what was recalled belongs to the world that is not read yet.
         let Self {
             own,
             probed,
@@ -176,6 +178,7 @@ impl Results {
             settled,
             reports,
             sent: _,
+            rings: _,
             sent_at: _,
             recalled,
             generation: _,
@@ -213,7 +216,7 @@ impl Results {
         let minima = self.minima(now);
         for (network, settled) in &mut self.settled {
             let before = settled.used;
-            if settled.note(minima.get(network).copied(), now) {
+            if settled.note(minima.get(network).copied(), (&self.rings, network, &self.own), now) {
                 tracing::info!(
                     network = %network,
                     round_trip = ?settled.used.unwrap_or_default(),
@@ -222,7 +225,7 @@ impl Results {
                 );
             }
         }
-        self.reports.settle(now);
+        self.reports.settle(&self.rings, now);
         let used = self.round_trips();
         let is_due = self.sent_at.is_none_or(|sent| now.duration_since(sent) >= ROUND_TRIPS_EVERY);
         if used != self.sent && is_due {
@@ -500,6 +503,7 @@ impl Liveness {
                     let mut results = self.results();
                     let new = results.replace(&snapshot.policy.node.network, known);
                     results.generation = snapshot.generation;
+                    results.rings = Rings::of(&snapshot);
                     results.settle(Instant::now());
                     results.forget(Instant::now());
                     drop(results);

@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-use crate::round_trip::{Settled, WINDOW};
+use crate::round_trip::{Rings, Settled, WINDOW};
 use isthmus_model::place::Network;
 use isthmus_settings::peer::is_network_of;
 use isthmus_upgrade::belief::{DistanceBelief, Present};
@@ -74,11 +74,11 @@ impl Reports {
     }
 
     /// Forgets old reports, and decides which times steering uses.
-    pub(super) fn settle(&mut self, now: Instant) {
+    pub(super) fn settle(&mut self, rings: &Rings, now: Instant) {
         self.pairs.retain(|_, pair| now.duration_since(pair.at) < EXPIRES);
         for ((to, from), pair) in &mut self.pairs {
             let before = pair.settled.used;
-            if pair.settled.note(Some(pair.smallest), now) {
+            if pair.settled.note(Some(pair.smallest), (rings, to, from), now) {
                 tracing::info!(
                     network = %to,
                     viewers = %from,
@@ -162,9 +162,9 @@ mod tests {
             report("peer/b/largest", "east", Duration::MAX),
         ];
         reports.note("b", &said, start);
-        reports.settle(start);
+        reports.settle(&Rings::default(), start);
         assert_eq!(used(&reports), [], "not before five seconds");
-        reports.settle(start + ms(5_000));
+        reports.settle(&Rings::default(), start + ms(5_000));
         assert_eq!(used(&reports), one("peer/b/west", "east", 30));
     }
 
@@ -175,8 +175,8 @@ mod tests {
             reports.note("b", &[report(&format!("peer/b/{number}"), "east", ms(3))], start);
         }
         reports.note("c", &[report("peer/c/west", "east", ms(3))], start);
-        reports.settle(start);
-        reports.settle(start + ms(5_000));
+        reports.settle(&Rings::default(), start);
+        reports.settle(&Rings::default(), start + ms(5_000));
         assert_eq!(reports.used().count(), PAIRS_MAX + 1);
         assert!(reports.used().any(|(to, ..)| to.as_str() == "peer/c/west"));
     }
@@ -189,7 +189,7 @@ mod tests {
             let now = start + ms(second * 1_000);
             let time = [31, 900, 30, 5_000, 60][usize::try_from(second % 5).expect("small")];
             reports.note("b", &[report("peer/b/west", "east", ms(time))], now);
-            reports.settle(now);
+            reports.settle(&Rings::default(), now);
             seen.extend(used(&reports).into_iter().map(|(.., time)| time));
         }
         seen.dedup();
@@ -203,7 +203,7 @@ mod tests {
             let now = start + ms(second * 1_000);
             let said = said.map(|time| report("peer/b/west", "east", ms(time)));
             reports.note("b", said.as_slice(), now);
-            reports.settle(now);
+            reports.settle(&Rings::default(), now);
             used(&reports).first().map(|(.., time)| *time)
         };
         for second in 0..100 {

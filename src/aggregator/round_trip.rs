@@ -1,10 +1,14 @@
 //! Round-trip times to gateways, from the times of connects: the minimum of a minute, and the value that steering uses, which
 //! changes only for good reason (`docs/steering.md, "Distances"`). Time is an argument.
 
-use std::collections::VecDeque;
+use std::collections::{BTreeMap, VecDeque};
 use std::time::Duration;
 
 use tokio::time::Instant;
+
+use isthmus_model::place::Network;
+use isthmus_settings::steering::Steering;
+use isthmus_snapshot::Snapshot;
 
 /// The time over which the minimum is taken: queues along the way make single connects slow.
 pub(super) const WINDOW: Duration = Duration::from_secs(60);
@@ -12,10 +16,49 @@ pub(super) const WINDOW: Duration = Duration::from_secs(60);
 const FIRST: Duration = Duration::from_secs(5);
 /// The time for which a measurement must differ from the value in use before it replaces that.
 const HOLD: Duration = Duration::from_secs(300);
-/// A measurement differs from the value in use if it is further away than the value divided by this number, which is 20 %.
+/// A measurement differs from the value in use if it is in another ring, or further away than the value divided by this number, which is
+/// 20 %.
 const DIFFERENCE: u32 = 5;
 /// The smallest difference that counts.
 const DIFFERENCE_MIN: Duration = Duration::from_micros(250);
+
+/// How far beyond the bound of a ring a measurement must be to count as in another ring: the bound divided by this number, which is 2 %.
+const BEYOND: u32 = 50;
+
+/// The bounds of the rings, by which it matters little how far two times are apart: two replicas that have first measured times on both
+/// sides of a bound shall agree in the end.
+#[derive(Clone, Debug, Default)]
+pub(super) struct Rings {
+    bounds: std::sync::Arc<[Duration]>,
+    /// The distance that the cost of traffic adds, by network and by the network of the viewer.
+    costs: BTreeMap<(Network, Network), Duration>,
+}
+
+impl Rings {
+    /// Returns the bounds of a snapshot.
+    pub(super) fn of(snapshot: &Snapshot) -> Self {
+        let Steering { rings, max_remote_percent: _, cost_weight } = &snapshot.policy.steering;
+        let networks = snapshot.networks().iter();
+        let costs = networks.flat_map(|(to, entry)| {
+            entry
+                .cost
+                .iter()
+                .map(move |(from, cost)| ((to.clone(), from.clone()), cost.as_distance(*cost_weight)))
+        });
+        Self { bounds: rings.clone(), costs: costs.collect() }
+    }
+
+    /// Returns true if a measurement is in another ring than the time in use, for viewers on `from`.
+    fn differs(&self, (to, from): (&Network, &Network), used: Duration, measured: Duration) -> bool {
+        let added = self.costs.get(&(to.clone(), from.clone())).copied().unwrap_or_default();
+        let is_passed = |bound: &Duration| {
+            let Some(bound) = bound.checked_sub(added) else { return false };
+            let margin = bound / BEYOND;
+            used <= bound && measured > bound + margin || used > bound && measured + margin < bound
+        };
+        self.bounds.iter().any(is_passed)
+    }
+}
 
 /// The minimum of the connect times of the last minute.
 #[derive(Debug, Default)]
@@ -68,9 +111,16 @@ pub(super) struct Settled {
 }
 
 impl Settled {
-    /// Notes a measurement. Returns true if it is used from now on. Without a measurement, the value in use stays.
-    pub(super) fn note(&mut self, measured: Option<Duration>, now: Instant) -> bool {
-        let Some(measured) = measured.filter(|measured| self.differs(*measured)) else {
+    /// Notes a measurement of the network `to`, for viewers on `from`. Returns true if it is used from now on. Without a measurement, the
+    /// value in use stays.
+    pub(super) fn note(
+        &mut self,
+        measured: Option<Duration>,
+        (rings, to, from): (&Rings, &Network, &Network),
+        now: Instant,
+    ) -> bool {
+        let is_beyond = |used, measured| rings.differs((to, from), used, measured);
+        let Some(measured) = measured.filter(|measured| self.differs(*measured, is_beyond)) else {
             self.differs_since = None;
             return false;
         };
@@ -83,8 +133,11 @@ impl Settled {
         is_used
     }
 
-    fn differs(&self, measured: Duration) -> bool {
-        self.used.is_none_or(|used| used.abs_diff(measured) > (used / DIFFERENCE).max(DIFFERENCE_MIN))
+    fn differs(&self, measured: Duration, is_in_another_ring: impl Fn(Duration, Duration) -> bool) -> bool {
+        self.used.is_none_or(|used| {
+            used.abs_diff(measured) > (used / DIFFERENCE).max(DIFFERENCE_MIN)
+                || is_in_another_ring(used, measured)
+        })
     }
 }
 
@@ -98,6 +151,33 @@ mod tests {
 
     fn seconds(start: Instant, count: u64) -> Instant {
         start + Duration::from_secs(count)
+    }
+
+    /// Notes a measurement from east to west, where traffic costs as much as 10 ms.
+    fn note(settled: &mut Settled, bounds: &[u64], measured: Option<Duration>, now: Instant) -> bool {
+        let (west, east) = (Network::new("west"), Network::new("east"));
+        let costs = [((west.clone(), east.clone()), ms(10))].into();
+        let rings = Rings { bounds: bounds.iter().copied().map(ms).collect(), costs };
+        settled.note(measured, (&rings, &west, &east), now)
+    }
+
+    /// Two replicas have first measured times on both sides of the bound at 20 ms.
+    #[test]
+    fn replicas_agree_on_a_ring_in_the_end() {
+        let start = Instant::now();
+        for (first, then, used) in
+            [(2_150, 1_950, 1_950), (1_950, 2_150, 2_150), (2_010, 1_990, 2_010), (2_150, 2_050, 2_150)]
+        {
+            let (mut settled, hundredths) = (Settled::default(), |time| Duration::from_micros(10 * time));
+            for second in 0..=5 {
+                note(&mut settled, &[2, 30, 80], Some(hundredths(first)), seconds(start, second));
+            }
+            assert_eq!(settled.used, Some(hundredths(first)));
+            for second in 6..400 {
+                note(&mut settled, &[2, 30, 80], Some(hundredths(then)), seconds(start, second));
+            }
+            assert_eq!(settled.used, Some(hundredths(used)), "{first} then {then}");
+        }
     }
 
     #[test]
@@ -123,7 +203,7 @@ mod tests {
     fn a_value_is_replaced_only_after_five_minutes_beyond_twenty_percent() {
         let (start, mut settled) = (Instant::now(), Settled::default());
         let mut note = |measured: Option<u64>, second| {
-            settled.note(measured.map(ms), seconds(start, second));
+            self::note(&mut settled, &[], measured.map(ms), seconds(start, second));
             settled.used
         };
         assert_eq!(
@@ -152,9 +232,10 @@ mod tests {
     fn microseconds_of_near_gateways_are_no_difference() {
         let (start, mut settled) = (Instant::now(), Settled::default());
         let micros = Duration::from_micros;
-        settled.note(Some(micros(40)), start);
-        assert!(settled.note(Some(micros(40)), seconds(start, 5)));
-        settled.note(Some(micros(200)), seconds(start, 6));
-        assert!(!settled.note(Some(micros(200)), seconds(start, 600)));
+        let mut note = |time, at| note(&mut settled, &[], Some(micros(time)), at);
+        note(40, start);
+        assert!(note(40, seconds(start, 5)));
+        note(200, seconds(start, 6));
+        assert!(!note(200, seconds(start, 600)));
     }
 }
