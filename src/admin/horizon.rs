@@ -16,11 +16,11 @@ use isthmus_decisions::weights::Share;
 use isthmus_document::nearest::nearest;
 use isthmus_model::endpoint::Health;
 use isthmus_model::name::HostName;
-use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
 
-const PARAMETERS: &str = "network, cluster, service, port, subset, tunnel, families, client, sees";
+const PARAMETERS: &str = "network, cluster, zone, service, port, subset, tunnel, families, client, sees";
 /// The precision of fractions: they are rounded to multiples of 1 / `FRACTION`.
 const FRACTION: u32 = 1_000_000_000;
 
@@ -57,6 +57,7 @@ impl HorizonRequest {
             match key.as_str() {
                 "network" => inquiry.viewer.network = Network::new(&value),
                 "cluster" => inquiry.viewer.cluster = ClusterId::new(&value),
+                "zone" => inquiry.viewer.zone = zone(&value)?,
                 "families" => inquiry.viewer.families = families(&value)?,
                 "client" => inquiry.viewer.client = client(&value)?,
                 "sees" => inquiry.viewer.sees = networks(&value),
@@ -86,6 +87,11 @@ fn families(text: &str) -> Result<Families, String> {
         "4,6" | "6,4" => Ok(Families::Both),
         other => Err(format!("families: {other:?} is not 4, 6 or 4,6")),
     }
+}
+
+fn zone(text: &str) -> Result<Locality, String> {
+    let zone = Locality::parse(text).filter(|locality| locality.subzone().is_empty());
+    zone.ok_or_else(|| format!("zone: {text:?} is not REGION/ZONE"))
 }
 
 fn client(text: &str) -> Result<ClientKind, String> {
@@ -257,6 +263,7 @@ fn viewer(viewer: &Viewer) -> api::horizon::Viewer {
         cluster: viewer.cluster.to_string(),
         tunnel: viewer.tunnel.text().to_owned(),
         families: viewer.families.numbers().to_vec(),
+        zone: Some(viewer.zone.to_string()).filter(|zone| !zone.is_empty()),
         client: (viewer.client == ClientKind::Grpc).then(|| "grpc".to_owned()),
         sees: (!viewer.sees.is_empty()).then(sees),
     }

@@ -216,7 +216,7 @@ fn group_cause(network: &Network, then: &Group, now: &Group) -> Option<String> {
         causes.push(format!("{network} is in ring {}, was in {}{}", now.ring, then.ring, distance(now)));
     }
     if causes.is_empty()
-        && (then.ready, then.not_ready, then.demand()) != (now.ready, now.not_ready, now.demand())
+        && (then.ready, then.other(), then.demand()) != (now.ready, now.other(), now.demand())
     {
         causes.push(format!("{network} has {}, had {} of {}", readiness(now), then.ready, then.demand()));
     }
@@ -246,7 +246,7 @@ fn distance(group: &Group) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use isthmus_decisions::steering::{Distance, divide};
+    use isthmus_decisions::steering::{Distance, Viewpoint, divide};
     use isthmus_settings::steering::{Cost, Steering};
 
     /// Returns divided groups: network, round-trip time in milliseconds (0: the own network), ready and not ready endpoints.
@@ -258,7 +258,8 @@ mod tests {
             Group { ready: *ready, not_ready: *not_ready, ..group }
         };
         let mut groups: Vec<Group> = all.iter().map(group).collect();
-        divide(&mut groups, &Network::new("east"), 100);
+        let network = &Network::new("east");
+        divide(&mut groups, &Viewpoint { network, max_remote_percent: 100, ring: &|_, _| 1 });
         groups
     }
 

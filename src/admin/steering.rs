@@ -74,9 +74,10 @@ fn shown(group: &Group, all: &[Group], max_remote: u8, age: Option<Duration>) ->
         age_seconds: age.map(|age| age.as_secs()),
         cost,
         ready: group.ready,
-        not_ready: group.not_ready,
+        not_ready: group.other(),
         share: f64::from(group.share) / f64::from(PARTS),
         priority: group.priority,
+        zone_share: group.in_zone.map(|zone| f64::from(zone.share) / f64::from(PARTS)),
         stands_for: group.stands_for.map(|demand| demand.weight),
         why: explained(group, all, max_remote),
     }
@@ -120,10 +121,24 @@ fn source(network: &Network, source: Option<Source>) -> (String, Option<f64>) {
 
 /// Returns what the group stands for, if that is another number than that of its endpoints, and why it has its share.
 fn explained(group: &Group, all: &[Group], max_remote: u8) -> String {
-    let why = why(group, all, max_remote);
+    let why = why(group, all, max_remote) + &zone(group);
     match group.stands_for {
         Some(Demand { weight, source }) => format!("stands for {weight} ({}): {why}", source.text()),
         None => why,
+    }
+}
+
+/// Returns what of the own network's share is in the viewer's zone, if its zones make a difference.
+fn zone(group: &Group) -> String {
+    match group.in_zone {
+        None => String::new(),
+        Some(zone) if zone.share == group.share => "; all in the client's zone".to_owned(),
+        Some(zone) => format!(
+            "; {} in the client's zone, which keeps 1.4 × {}/{}",
+            as_percent(zone.share),
+            zone.ready,
+            zone.demand
+        ),
     }
 }
 
@@ -133,6 +148,9 @@ fn why(group: &Group, all: &[Group], max_remote: u8) -> String {
     let is_other = |other: &&Group| other.network != group.network;
     let others_ready = all.iter().filter(is_other).any(|other| other.ready > 0);
     let is_fixed = |other: &&Group| other.fixed_percent.is_some() && other.share > 0;
+    if !group.is_allowed {
+        return "the policy's `only` does not name it".to_owned();
+    }
     if group.ready == 0 && !group.answers {
         return "its gateways do not answer".to_owned();
     }
@@ -200,9 +218,15 @@ fn by_hand(group: &Group, percent: u8) -> String {
 /// another group in its ring.
 fn why_elsewhere(group: &Group, all: &[Group], has_beside: bool) -> String {
     let own: u64 = all.iter().filter(|other| other.ring == 0).map(Group::demand).sum();
-    let room = match (own, group.has_room()) {
-        (1.., true) => {
-            format!("has room for (1.4 × {} − {})/{own} of the calls", group.ready, group.demand())
+    // Calls that leave other networks use the same room.
+    let is_shared = || group.takes == Takes::Room && group.share + PARTS / STEPS <= group.room_parts(own);
+    let shared = if is_shared() { ", which other networks' calls use too" } else { "" };
+    let room = match (own, group.has_room(), group.visitors_percent) {
+        (1.., true, None) => {
+            format!("has room for (1.4 × {} − {})/{own} of the calls{shared}", group.ready, group.demand())
+        }
+        (1.., true, Some(percent)) => {
+            format!("has room for {percent} % × {}/{own} of the calls (room){shared}", group.ready)
         }
         _ => String::new(),
     };
@@ -263,7 +287,8 @@ fn expose(snapshot: &Snapshot, exposition: &mut Exposition) {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use isthmus_decisions::steering::{Distance, divide};
+    use isthmus_decisions::steering::zones::InZone;
+    use isthmus_decisions::steering::{Distance, Viewpoint, divide};
     use isthmus_model::demand::DemandSource;
     use isthmus_model::place::Distance as Level;
     use isthmus_settings::steering::{Cost, Steering};
@@ -273,9 +298,15 @@ mod tests {
         Group { ready, not_ready, ..Group::new(Network::new(network), distance, &Steering::default()) }
     }
 
+    /// Divides the calls of a viewer on `east`; all networks are near each other.
+    fn divide_at_east(groups: &mut [Group], max_remote_percent: u8) {
+        let network = &Network::new("east");
+        divide(groups, &Viewpoint { network, max_remote_percent, ring: &|_, _| 1 });
+    }
+
     /// Returns share, in steps, and sentence of each group.
     fn told(mut groups: Vec<Group>, max_remote: u8) -> Vec<(u32, String)> {
-        divide(&mut groups, &Network::new("east"), max_remote);
+        divide_at_east(&mut groups, max_remote);
         groups.iter().map(|group| (group.share / (PARTS / STEPS), why(group, &groups, max_remote))).collect()
     }
 
@@ -350,13 +381,19 @@ mod tests {
         );
         let mut lost = of(10, 0);
         lost[0].stands_for = Some(Demand { weight: 30, source: DemandSource::Replicas });
-        divide(&mut lost, &Network::new("east"), 100);
+        divide_at_east(&mut lost, 100);
         assert_eq!(
             explained(&lost[0], &lost, 100),
             "stands for 30 (replicas): 10 of 30 are ready: keeps 1.4 × 10/30, and its part of what no network has room for"
         );
+        lost[0].in_zone = Some(InZone { share: 4 * PARTS / STEPS, ready: 1, demand: 20 });
+        assert!(
+            explained(&lost[0], &lost, 100)
+                .ends_with("has room for; 12.5 % in the client's zone, which keeps 1.4 × 1/20")
+        );
+        lost[0].in_zone = None;
         lost[0].ready = 0;
-        divide(&mut lost, &Network::new("east"), 100);
+        divide_at_east(&mut lost, 100);
         assert_eq!(explained(&lost[0], &lost, 100), "stands for 30 (replicas): none of 30 is ready");
         let mut bounded = of(3, 0);
         (bounded[2].fixed_percent, bounded[2].not_ready) = (Some(50), 27);
@@ -364,6 +401,20 @@ mod tests {
             texts(bounded, 100)[2],
             "11: the policy's shares give it 50 %, but only 9 of 36 are ready: at most 1.4 × 9/36"
         );
+        let mut others = of(1, 9);
+        (others[1].ready, others[1].not_ready, others[2].ready) = (25, 0, 50);
+        others.push(Group { ready: 1, not_ready: 9, ..group("south", ms(1), 0, 0) });
+        assert_eq!(
+            texts(others.clone(), 100)[1..],
+            [
+                "23: has room for (1.4 × 25 − 25)/10 of the calls, which other networks' calls use too",
+                "5: takes what nearer networks leave",
+                "0: in reserve, priority 1: 1 of 10 are ready, room for less than 1/32 of the calls"
+            ]
+        );
+        others[2].visitors_percent = Some(10);
+        others[3].is_allowed = false;
+        assert_eq!(texts(others.clone(), 100)[3], "0: the policy's `only` does not name it");
         assert_eq!(
             texts(vec![group("west", ms(9), 1, 5)], 100),
             ["32: no other network has a ready endpoint"]

@@ -10,7 +10,7 @@ use super::incoming::Caller;
 use isthmus_decisions::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_model::address::canonical_ip;
 use isthmus_model::identity::IdentityPattern;
-use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_proto::envoy::config::core::v3::Node;
 use isthmus_settings::scope::admits;
 
@@ -116,6 +116,7 @@ impl NodeInfo {
                 families: families(list("INSTANCE_IPS").filter_map(|ip| ip.parse().ok())),
                 client,
                 sees: sees.into_iter().map(Network::new).collect(),
+                zone: zone(node),
             },
         })
     }
@@ -129,6 +130,14 @@ impl NodeInfo {
         let (network, cluster) = (viewer.network.to_string(), viewer.cluster.to_string());
         Err(Denied { who: caller.name(), network, cluster, rules: key })
     }
+}
+
+/// Returns the region and the zone of a node; nothing if they are too long.
+fn zone(node: &Node) -> Locality {
+    let Some(locality) = &node.locality else { return Locality::default() };
+    let text = format!("{}/{}", locality.region, locality.zone);
+    let is_short = text.len() <= TEXT_BYTES_MAX;
+    Some(text).filter(|_| is_short).and_then(|text| Locality::parse(&text)).unwrap_or_default()
 }
 
 /// Returns the beginning of a text, at most `bytes_max` bytes.
@@ -211,6 +220,7 @@ mod tests {
             families: Families::V4,
             client: ClientKind::Envoy,
             sees: [Network::new("east"), Network::new("west")].into(),
+            zone: Locality::default(),
         };
         assert_eq!(said.viewer, expected);
         let grpc =

@@ -54,6 +54,9 @@ pub struct Group {
     pub stands_for: Option<u64>,
     /// The share of the viewer's calls, from 0 to 1: exact where the policy sets it, else in steps of 1/32.
     pub share: f64,
+    /// The part of the share that endpoints in the viewer's zone have; absent for other networks, and if the zones make no difference.
+    #[serde(rename = "zoneShare", skip_serializing_if = "Option::is_none")]
+    pub zone_share: Option<f64>,
     /// The priority of the ready endpoints; absent if none is ready.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub priority: Option<u32>,
@@ -73,6 +76,9 @@ pub struct Viewer {
     pub tunnel: String,
     /// The address families that the viewer can use: 4, 6.
     pub families: Vec<u8>,
+    /// The viewer's region and zone; absent: not known.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub zone: Option<String>,
     /// `grpc` for gRPC clients; absent for Envoy.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub client: Option<String>,

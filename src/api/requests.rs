@@ -192,7 +192,7 @@ requests! {
         "object; `sni`, `authority` or `tls=false`", Golden("explain");
     post EXPLAIN_AND_PROBE: Explanation = "/api/v1/explain", "?…",
         "as GET, and dials the candidates (`candidates[].probe`)", Text("");
-    get HORIZON: Horizon = "/api/v1/horizon", "?network=&cluster=&service=&port=&subset=&tunnel=&families=&client=&sees=",
+    get HORIZON: Horizon = "/api/v1/horizon", "?network=&cluster=&zone=&service=&port=&subset=&tunnel=&families=&client=&sees=",
         "object; without `service` a list", Golden("horizon");
     list PEERS: Peer = "/api/v1/peers", "", "list", Golden("peers");
     get PEER: PeerDetail = "/api/v1/peers/{name}", "", "object", Golden("peer");

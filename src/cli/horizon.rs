@@ -28,6 +28,9 @@ pub(super) struct Horizon {
     /// Cluster of the client
     #[arg(long, value_name = "C")]
     cluster: Option<String>,
+    /// Region and zone of the client, for steered services
+    #[arg(long, value_name = "R/Z", value_parser = parameter("zone"))]
+    zone: Option<String>,
     /// Subset of the service
     #[arg(long, value_name = "NAME")]
     subset: Option<String>,
@@ -61,6 +64,7 @@ impl Horizon {
         let all = [
             ("network", Some(self.network.as_str())),
             ("cluster", self.cluster.as_deref()),
+            ("zone", self.zone.as_deref()),
             ("service", service),
             ("port", port),
             ("subset", self.subset.as_deref()),
@@ -155,6 +159,7 @@ fn print_viewer(viewer: &Viewer, out: &mut impl Write) -> Result<(), Failure> {
         format!("by {}", text(&viewer.tunnel)),
         families.collect::<Vec<_>>().join(" and "),
     ];
+    parts.extend(viewer.zone.as_ref().map(|zone| format!("zone {zone}")));
     parts.extend(viewer.client.clone());
     parts.extend(viewer.sees.as_ref().map(|sees| format!("sees only {}", list(sees))));
     Ok(writeln!(out, "viewer: {}", parts.join(", "))?)

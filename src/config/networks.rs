@@ -33,6 +33,7 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPol
             probes: fields.get(&keys::Network::PROBE),
             distance: fields.get(&keys::Network::DISTANCE).unwrap_or_default(),
             cost: fields.get(&keys::Network::COST).unwrap_or_default(),
+            visitors_percent: fields.get(&keys::Network::ROOM),
         });
     }
     networks

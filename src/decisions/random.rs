@@ -84,6 +84,7 @@ fn networks() -> impl Strategy<Value = Vec<NetworkPolicy>> {
             probes: GatewayProbes::default(),
             distance: BTreeMap::new(),
             cost: BTreeMap::new(),
+            visitors_percent: None,
         })
     };
     // The config does not name n4.
@@ -380,10 +381,13 @@ pub(crate) fn steered(addresses: Addresses) -> impl Strategy<Value = Mesh> {
     let max = select(vec![0, 30, 100]);
     let from = || select(NETWORKS.to_vec()).prop_map(Network::new);
     let distances = vec((btree_map(from(), 1..200_u64, 0..3), btree_map(from(), 0..9_u8, 0..2)), 3);
-    (meshes(addresses), shares, max, distances).prop_map(
-        |(mut mesh, shares, max_remote_percent, distances)| {
+    let room = prop_oneof![3 => Just(None), 1 => (0..=100_u8).prop_map(Some)];
+    let (rooms, failover) = (vec(room, 3), vec(from(), 0..3));
+    (meshes(addresses), (shares, failover), max, distances, rooms).prop_map(
+        |(mut mesh, (shares, failover), max_remote_percent, distances, rooms)| {
             let policy = Arc::make_mut(&mut mesh.policy);
-            let steering = ServiceSteering { mode: SteeringMode::Nearest, shares };
+            let (mode, failover) = (SteeringMode::Nearest, failover.into());
+            let steering = ServiceSteering { mode, shares, failover, ..ServiceSteering::default() };
             policy.tuning.default = Arc::new(Tuning { steering, ..(*policy.tuning.default).clone() });
             policy.steering.max_remote_percent = max_remote_percent;
             for (network, (distance, cost)) in policy.networks.iter_mut().zip(distances) {
@@ -391,6 +395,9 @@ pub(crate) fn steered(addresses: Addresses) -> impl Strategy<Value = Mesh> {
                     distance.into_iter().map(|(of, ms)| (of, Duration::from_millis(ms))).collect();
                 let cost_of = |cost: u8| Cost::parse(&format!("0.0{cost}")).expect("legal");
                 network.cost = cost.into_iter().map(|(of, cost)| (of, cost_of(cost))).collect();
+            }
+            for (network, room) in policy.networks.iter_mut().zip(rooms) {
+                network.visitors_percent = room;
             }
             mesh
         },
@@ -408,14 +415,16 @@ pub(crate) fn viewers() -> impl Strategy<Value = Viewer> {
     let client = prop_oneof![3 => Just(ClientKind::Envoy), 1 => Just(ClientKind::Grpc)];
     let sees = prop_oneof![4 => Just(BTreeSet::new()), 1 => btree_set(network.clone(), 1..3)];
     let tunnel = prop_oneof![2 => Just(Tunnel::Sni), 1 => Just(Tunnel::Hbone)];
-    (network, clusters(), families, client, tunnel, sees).prop_map(
-        |(network, cluster, families, client, tunnel, sees)| Viewer {
+    let zone = localities().prop_map(|locality| locality.without_subzone());
+    (network, clusters(), families, client, tunnel, sees, zone).prop_map(
+        |(network, cluster, families, client, tunnel, sees, zone)| Viewer {
             network,
             cluster,
             families,
             client,
             tunnel,
             sees: sees.into_iter().collect(),
+            zone,
         },
     )
 }

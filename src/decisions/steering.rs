@@ -2,6 +2,9 @@
 //! service. The functions here are pure: equal groups give equal shares, whatever the time and the replica. The view collects the
 //! groups, and turns shares and priorities into entries.
 
+mod filling;
+pub mod zones;
+
 use std::collections::BTreeSet;
 use std::hash::Hasher;
 use std::time::Duration;
@@ -12,6 +15,9 @@ use isthmus_model::drain;
 use isthmus_model::place::{Distance as Level, Network};
 use isthmus_settings::steering::{Cost, Steering};
 use isthmus_snapshot::demand::Demand;
+
+use self::filling::{Leaving, Room, fill};
+use self::zones::InZone;
 
 /// The number of parts into which the calls of a viewer are divided: shares are multiples of 1 / `PARTS`, and so is each percent.
 pub const PARTS: u32 = 3_200;
@@ -105,8 +111,15 @@ pub struct Group {
     pub not_ready: u64,
     /// The demand; `None`: the ready endpoints and those that are not ready.
     pub stands_for: Option<Demand>,
+    /// The summed weight of ready endpoints that only the clients of their own network may use: the gateways of the network have ceased to
+    /// answer, or `only` does not name it.
+    pub at_home: u64,
     /// False if the gateways of the network have ceased to answer. Its endpoints count as not ready, unless there are no others.
     pub answers: bool,
+    /// False if the config file does not let calls of other networks go there.
+    pub is_allowed: bool,
+    /// The part of the ready endpoints, in percent, that calls of other networks may use; `None`: what the network's own calls leave.
+    pub visitors_percent: Option<u8>,
     /// The share in percent that the config file sets for the network.
     pub fixed_percent: Option<u8>,
     /// The part of the share that follows from `fixed_percent`, in parts of [`PARTS`]: at most what the ready endpoints serve.
@@ -115,6 +128,8 @@ pub struct Group {
     pub share: u32,
     /// The limit of the share.
     pub takes: Takes,
+    /// The part of the share that the viewer's zone has, if this is its own network, with endpoints in several zones.
+    pub in_zone: Option<InZone>,
     /// The priority of the group's ready endpoints: 0 for groups with a share; the others follow in the order of rings. `None`
     /// if no endpoint is ready.
     pub priority: Option<u32>,
@@ -131,11 +146,15 @@ impl Group {
             drained: 0,
             not_ready: 0,
             stands_for: None,
+            at_home: 0,
             answers: true,
+            is_allowed: true,
+            visitors_percent: None,
             fixed_percent: None,
             by_hand: 0,
             share: 0,
             takes: Takes::Rest,
+            in_zone: None,
             priority: None,
         }
     }
@@ -160,8 +179,13 @@ impl Group {
         match self.stands_for {
             // A group that shall have no endpoint is served by those that it still has.
             Some(demand) => demand.weight.max(self.ready.min(1)),
-            None => self.ready.saturating_add(self.not_ready),
+            None => self.ready.saturating_add(self.other()),
         }
+    }
+
+    /// Returns the weight of the endpoints that serve none of the viewer's calls, without those that are terminating.
+    pub fn other(&self) -> u64 {
+        self.not_ready.saturating_add(self.at_home)
     }
 
     /// Returns true if the ready endpoints suffice for all calls that are meant for the group.
@@ -203,11 +227,38 @@ impl Group {
     }
 
     /// Returns the number of calls of the viewer that the ready endpoints have room for: on another network they first serve those
-    /// that are meant for the group.
+    /// that are meant for the group, unless the config file sets a part of them aside.
     fn room(&self) -> u128 {
-        let residents = if self.ring == 0 { 0 } else { u128::from(self.demand()) * 10 };
-        self.serves().saturating_sub(residents)
+        match self.visitors_percent {
+            _ if self.ring == 0 => self.serves(),
+            Some(percent) => u128::from(self.ready) * u128::from(percent) / 10,
+            None => self.serves().saturating_sub(u128::from(self.demand()) * 10),
+        }
     }
+
+    /// Returns the room for calls of a viewer on another network, in parts of [`PARTS`] of as many calls as `demand` is meant for.
+    pub fn room_parts(&self, demand: u64) -> u32 {
+        let meant = u128::from(demand) * 10;
+        u32::try_from(part(PARTS.into(), self.room().min(meant), meant)).unwrap_or(PARTS)
+    }
+
+    /// Returns the part that drains leave of what the group takes, from 0 to 1.
+    fn kept(&self) -> f64 {
+        match self.undrained() {
+            0 => 1.0,
+            all => self.left() as f64 / all as f64,
+        }
+    }
+}
+
+/// The viewer whose calls are divided.
+pub struct Viewpoint<'a> {
+    /// The network of the viewer.
+    pub network: &'a Network,
+    /// The largest part of its calls, in percent, that leaves the network while that has a ready endpoint.
+    pub max_remote_percent: u8,
+    /// Returns the ring of a network, the second argument, for viewers on another one, the first.
+    pub ring: &'a dyn Fn(&Network, &Network) -> u32,
 }
 
 /// Returns a percentage in parts of [`PARTS`].
@@ -220,22 +271,22 @@ pub fn own_least(max_remote_percent: u8) -> u32 {
     PARTS.saturating_sub(percent_parts(max_remote_percent))
 }
 
-/// Divides the calls of a viewer on this network among the groups of a service port: sets the share and the priority of each group. The
-/// shares sum to [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
+/// Divides the calls of a viewer among the groups of a service port: sets the share and the priority of each group. The shares sum to
+/// [`PARTS`] if any endpoint is ready, and only groups with ready endpoints have one.
 ///
 /// First, networks with a fixed share get it. The rest goes ring by ring, in [`STEPS`]: a ring takes what its groups have room for, in
-/// proportion to their rooms, less what drains take away. Calls that no ring has room for are divided in proportion to ready
-/// endpoints.
+/// proportion to their rooms, less what drains take away. The calls that leave other networks at present use the same rooms. Calls that
+/// no ring has room for are divided in proportion to ready endpoints.
 /// Last, `max_remote_percent` limits the calls that leave the viewer's network.
-pub fn divide(groups: &mut [Group], viewer: &Network, max_remote_percent: u8) {
+pub fn divide(groups: &mut [Group], viewpoint: &Viewpoint<'_>) {
     for group in groups.iter_mut() {
         group.by_hand = group.share_by_hand();
     }
-    let turns: Vec<u64> = groups.iter().map(|group| turn(viewer, &group.network)).collect();
-    let mut shares = shares(groups, &turns);
+    let turns: Vec<u64> = groups.iter().map(|group| turn(viewpoint.network, &group.network)).collect();
+    let mut shares = shares(groups, viewpoint, &turns);
     let own = groups.iter().position(|group| group.ring == 0 && group.ready > 0);
     let own_least = own.map_or(0, |own| {
-        let least = groups[own].less_drains(own_least(max_remote_percent).into());
+        let least = groups[own].less_drains(own_least(viewpoint.max_remote_percent).into());
         u32::try_from(least).unwrap_or(PARTS)
     });
     if let Some(own) = own.filter(|own| shares[*own] < own_least) {
@@ -263,9 +314,12 @@ pub fn divide(groups: &mut [Group], viewer: &Network, max_remote_percent: u8) {
 /// that sees further endpoints of priority 0 fail may expect this much more of each of the others.
 pub fn overprovisioning_percent(groups: &[Group]) -> u32 {
     let left = |group: &Group| {
-        let serves = match group.takes {
-            Takes::Rest => group.serves() * 10 / u128::from(group.demand().max(1)),
-            Takes::Room | Takes::More => 0,
+        let of =
+            |ready: u64, demand: u64| u128::from(ready) * OVERPROVISIONING * 10 / u128::from(demand.max(1));
+        let serves = match (group.takes, group.in_zone) {
+            (Takes::Rest, None) => of(group.ready, group.demand()),
+            (Takes::Rest, Some(zone)) if zone.share == group.share => of(zone.ready, zone.demand),
+            (Takes::Rest, Some(_)) | (Takes::Room | Takes::More, _) => 0,
         };
         u32::try_from(serves).unwrap_or(u32::MAX).clamp(100, ENVOY_OVERPROVISIONING_PERCENT)
     };
@@ -284,33 +338,110 @@ fn turn(viewer: &Network, network: &Network) -> u64 {
 }
 
 /// Returns the share of each group, in parts of [`PARTS`], before `max_remote_percent` limits them; all are 0 if no endpoint is ready.
-fn shares(groups: &mut [Group], turns: &[u64]) -> Vec<u32> {
-    let by_ring = ring_by_ring(groups);
+fn shares(groups: &mut [Group], viewpoint: &Viewpoint<'_>, turns: &[u64]) -> Vec<u32> {
     let by_hand: Vec<u64> = groups.iter().map(|group| group.by_hand.into()).collect();
     let left = u64::from(PARTS).saturating_sub(by_hand.iter().sum());
     let left = u32::try_from(left).unwrap_or_default();
-    if left == 0 || by_ring.iter().all(|portion| *portion == 0) {
+    let own = groups.iter().position(|group| group.ring == 0 && group.demand() > 0);
+    // The demand of the viewer's own network tells how many calls there are.
+    let mut taken = match own {
+        Some(own) => of_own(groups, own, viewpoint, left),
+        None => of_nearest(groups, left),
+    };
+    let all_left = ALL * u64::from(left) / u64::from(PARTS);
+    let missing = all_left.saturating_sub(taken.iter().sum());
+    divide_by_ready(groups, &mut taken, missing);
+    if left == 0 || taken.iter().all(|portion| *portion == 0) {
         return in_parts(&by_hand, PARTS, turns);
     }
     let with_rest = |(group, rest): (&Group, u32)| group.by_hand + rest;
-    groups.iter().zip(in_steps(&by_ring, left, turns)).map(with_rest).collect()
+    groups.iter().zip(in_steps(&taken, left, turns)).map(with_rest).collect()
 }
 
-/// Returns what each group takes of [`ALL`] calls, of about [`ALL`] together if any endpoint is ready: ring by ring what there is
-/// room for, and of the rest, for which no ring has room, its part by ready endpoints.
-fn ring_by_ring(groups: &mut [Group]) -> Vec<u64> {
+/// Returns what each group has room for of the viewer's calls, of which there are [`ALL`], less its share by hand: `left` parts of them
+/// have no such share. The viewer's own network, at `own`, comes first, and what leaves it finds room beside what leaves the others.
+fn of_own(groups: &mut [Group], own: usize, viewpoint: &Viewpoint<'_>, left: u32) -> Vec<u64> {
+    let share = |parts: u32| f64::from(parts) / f64::from(PARTS);
+    let (without_hand, calls_of) = (share(left), |group: &Group| group.demand() as f64 * 10.0);
+    let all_calls: f64 = groups.iter().map(calls_of).sum();
+    // The calls of the clients of a group's network: those that have no share by hand, and of these, those that stay there.
+    let home = |group: &Group| {
+        let calls = calls_of(group);
+        let serves = group.ready.saturating_add(group.at_home) as f64 * OVERPROVISIONING as f64;
+        let free = (serves - calls * share(group.by_hand)).max(0.0);
+        (calls * without_hand, free.min(calls * without_hand))
+    };
+    let room = |group: &Group| {
+        let by_hand = (all_calls - calls_of(group)) * share(group.by_hand);
+        let free = if group.ring == 0 { 0.0 } else { group.room() as f64 - by_hand };
+        Room { free: free.max(0.0), kept: group.kept() }
+    };
+    let rooms: Vec<Room> = groups.iter().map(room).collect();
+    let (calls, stay) = home(&groups[own]);
+    let keeps = stay * groups[own].kept();
+    groups[own].takes = if stay < calls { Takes::Room } else { Takes::Rest };
+    let mut taken = vec![0.0; groups.len()];
+    let mut last_ring = Some(0);
+    if keeps < calls {
+        let rings = groups.iter().map(|group| (group.ring > 0).then_some(group.ring)).collect();
+        let mut all = vec![Leaving::new(calls - keeps, rings)];
+        let others = groups.iter().filter(|group| group.ring > 0);
+        all.extend(others.filter_map(|group| leaving(group, home(group), &rooms, groups, viewpoint)));
+        let found = fill(all, rooms, 0);
+        (taken, last_ring) = (found.taken, found.last_ring);
+    }
+    taken[own] = keeps;
+    for group in groups.iter_mut().filter(|group| group.ring > 0) {
+        let is_full = last_ring.is_none_or(|last| group.ring < last);
+        group.takes = if is_full { Takes::Room } else { Takes::Rest };
+    }
+    let whole = calls_of(&groups[own]);
+    taken.into_iter().map(|taken| portion(taken, whole)).collect()
+}
+
+/// Returns the calls that leave another network than the viewer's, if there are any. `home` has the calls of its clients without a share by
+/// hand, and those that its endpoints serve.
+fn leaving(
+    group: &Group,
+    (calls, stay): (f64, f64),
+    rooms: &[Room],
+    groups: &[Group],
+    viewpoint: &Viewpoint<'_>,
+) -> Option<Leaving> {
+    let kept = if group.at_home > 0 { 1.0 } else { group.kept() };
+    let mut leaves = calls - stay * kept;
+    if group.ready > 0 {
+        let most = f64::from(viewpoint.max_remote_percent) / 100.0;
+        leaves = leaves.min(calls * (1.0 - kept * (1.0 - most)));
+    }
+    let ring = |(to, room): (&Group, &Room)| match to.network == group.network {
+        true => None,
+        // Rings of full groups do not matter.
+        false if room.free <= 0.0 => Some(u32::MAX),
+        false => Some((viewpoint.ring)(&group.network, &to.network)),
+    };
+    (leaves > 0.0).then(|| Leaving::new(leaves, groups.iter().zip(rooms).map(ring).collect()))
+}
+
+/// Returns a number of calls as a part of [`ALL`].
+#[expect(clippy::cast_possible_truncation, clippy::cast_sign_loss, reason = "it is from 0 to `ALL`")]
+fn portion(calls: f64, whole: f64) -> u64 {
+    ((calls / whole).clamp(0.0, 1.0) * ALL as f64) as u64
+}
+
+/// Returns what each group has room for of the calls of a viewer whose own network has no demand: the nearest ring is taken to have room.
+fn of_nearest(groups: &mut [Group], left: u32) -> Vec<u64> {
     let mut taken = vec![0; groups.len()];
     let rings: BTreeSet<u32> = groups.iter().map(|group| group.ring).collect();
-    let demand_of = |groups: &[Group], ring: u32| -> u128 {
-        groups.iter().filter(|group| group.ring == ring).map(|group| u128::from(group.demand())).sum()
-    };
-    // The demand of the viewer's own network tells how many calls there are.
-    let own = demand_of(groups, 0);
-    let room = |group: &Group| if own == 0 { group.serves() } else { group.room() };
-    let mut left = ALL;
+    let mut left = ALL * u64::from(left) / u64::from(PARTS);
     for ring in rings {
-        let calls = if own == 0 { demand_of(groups, ring) } else { own } * 10;
-        let rooms: u128 = groups.iter().filter(|group| group.ring == ring).map(room).sum();
+        let of_ring = groups.iter().filter(|group| group.ring == ring);
+        let calls = of_ring.clone().map(|group| u128::from(group.demand())).sum::<u128>() * 10;
+        let room = |group: &Group| {
+            let all = if group.visitors_percent.is_some() { group.room() } else { group.serves() };
+            all.saturating_sub(calls * u128::from(group.by_hand) / u128::from(PARTS))
+        };
+        let rooms: u128 = of_ring.map(room).sum();
         let takes = part(ALL, rooms.min(calls), calls).min(left);
         let is_full = takes < left;
         for (group, taken) in groups.iter_mut().zip(&mut taken).filter(|(group, _)| group.ring == ring) {
@@ -319,15 +450,23 @@ fn ring_by_ring(groups: &mut [Group]) -> Vec<u64> {
             group.takes = if is_full { Takes::Room } else { Takes::Rest };
         }
     }
-    let kept: u128 = groups.iter().map(Group::left).sum();
-    for (group, taken) in groups.iter_mut().zip(&mut taken) {
-        let more = part(left, group.left(), kept);
+    taken
+}
+
+/// Divides the calls for which no ring has room in proportion to the ready endpoints, less drains. A network that shall serve no calls of
+/// others gets them if there is nothing else.
+fn divide_by_ready(groups: &mut [Group], taken: &mut [u64], missing: u64) {
+    let is_open = |group: &Group| group.ring == 0 || group.visitors_percent != Some(0);
+    let is_any_open = groups.iter().any(|group| is_open(group) && group.left() > 0);
+    let left = |group: &Group| if is_any_open && !is_open(group) { 0 } else { group.left() };
+    let kept: u128 = groups.iter().map(left).sum();
+    for (group, taken) in groups.iter_mut().zip(taken) {
+        let more = part(missing, left(group), kept);
         *taken += more;
         if more >= ALL / u64::from(STEPS) / 2 {
             group.takes = Takes::More;
         }
     }
-    taken
 }
 
 /// Returns `whole` × `part` ÷ `of`, rounded down; 0 if `of` is 0. `part` is at most `of`.

@@ -55,6 +55,8 @@ pub struct Viewer {
     pub tunnel: Tunnel,
     /// The networks that the viewer wants to see, sorted; empty: all.
     pub sees: Arc<[Network]>,
+    /// The region and the zone of the viewer, as far as they are known.
+    pub zone: Locality,
 }
 
 impl Viewer {
@@ -99,10 +101,17 @@ impl Neighbourhood {
     /// Returns the viewer without the properties that make no difference for the service. Viewers that are equal after this
     /// step get the same endpoints.
     pub fn reduce(&self, viewer: &Arc<Viewer>) -> Arc<Viewer> {
-        let Some(networks) = &self.networks else { return viewer.clone() };
+        let of_zone = |is_near: bool| match self.is_steered && is_near {
+            true => viewer.zone.clone(),
+            false => Locality::default(),
+        };
+        let Some(networks) = &self.networks else {
+            return Arc::new(Viewer { zone: of_zone(true), ..Viewer::clone(viewer) });
+        };
         let near = networks.binary_search(&viewer.network).is_ok();
         let network = if near || self.is_steered { viewer.network.clone() } else { Network::default() };
-        Arc::new(Viewer { network, cluster: ClusterId::default(), ..Viewer::clone(viewer) })
+        let (cluster, zone) = (ClusterId::default(), of_zone(near));
+        Arc::new(Viewer { network, cluster, zone, ..Viewer::clone(viewer) })
     }
 }
 
@@ -206,6 +215,8 @@ pub struct Entry {
     pub stands_for: Share,
     /// The weight that planned drains take away, so that it is not in `stands_for`; `None`: nothing.
     pub drained: Option<Box<Share>>,
+    /// The parts of these weights that are on other networks than `network`, if a gateway's address leads to several.
+    pub further: Vec<Behind>,
     /// The role: an entry is in reserve if drains leave nothing of it.
     pub role: Role,
     /// The health of the endpoint; gateways are always healthy.
@@ -214,7 +225,50 @@ pub struct Entry {
     pub tls: TlsMode,
 }
 
+/// The endpoints of one network behind a gateway.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Behind {
+    /// The network.
+    pub network: Network,
+    /// The exact weight of the endpoints, without what planned drains take away.
+    pub stands_for: Share,
+    /// The weight that planned drains take away.
+    pub drained: Share,
+}
+
 impl Entry {
+    /// Notes the endpoints of a network, if it is another one than that of the entry.
+    fn add_further(&mut self, network: &Network, stands_for: &Share, drained: Option<&Share>) {
+        if *network == self.network {
+            return;
+        }
+        let at = self.further.iter().position(|one| one.network == *network).unwrap_or_else(|| {
+            let (stands_for, drained) = (Share::default(), Share::default());
+            self.further.push(Behind { network: network.clone(), stands_for, drained });
+            self.further.len() - 1
+        });
+        self.further[at].stands_for += stands_for;
+        if let Some(drained) = drained {
+            self.further[at].drained += drained;
+        }
+    }
+
+    /// Returns the networks of the endpoints, each with what drains leave and what they take away.
+    fn by_network(&self) -> impl Iterator<Item = (&Network, Cow<'_, Share>, Option<Cow<'_, Share>>)> {
+        let mut left = Cow::Borrowed(&self.stands_for);
+        let mut drained = self.drained.as_deref().map(Cow::Borrowed);
+        for one in &self.further {
+            *left.to_mut() -= &one.stands_for;
+            if let Some(drained) = &mut drained {
+                *drained.to_mut() -= &one.drained;
+            }
+        }
+        let further = self.further.iter();
+        let further = further
+            .map(|one| (&one.network, Cow::Borrowed(&one.stands_for), Some(Cow::Borrowed(&one.drained))));
+        std::iter::once((&self.network, left, drained)).chain(further)
+    }
+
     fn add_drained(&mut self, more: Option<&Share>) {
         if let Some(more) = more {
             **self.drained.get_or_insert_default() += more;
@@ -321,6 +375,10 @@ struct Horizon<'a> {
     service: &'a ServiceView,
     /// The summed weights of endpoints that are not ready or terminating, by network; those that are ready are among the entries.
     unready: BTreeMap<Network, Listed>,
+    /// The summed weight of the endpoints of the own network that are not ready, by zone.
+    unready_zones: BTreeMap<Locality, u64>,
+    /// The summed weight of the ready endpoints on networks that the viewer's calls may not go to, by network.
+    not_allowed: BTreeMap<Network, u64>,
     /// True if there are calls for the viewer's own network, and no endpoint is listed there.
     is_own_lost: bool,
     /// The networks without an answering gateway that the viewer can use.
@@ -360,6 +418,8 @@ impl<'a> Horizon<'a> {
             has_drained: false,
             service,
             unready: BTreeMap::new(),
+            not_allowed: BTreeMap::new(),
+            unready_zones: BTreeMap::new(),
             is_own_lost: false,
             silent: BTreeSet::new(),
             near: BTreeMap::new(),
@@ -414,7 +474,7 @@ impl<'a> Horizon<'a> {
     fn place(&mut self, endpoint: &PortEndpoint<'_>) {
         let (network, cluster) = (endpoint.network, &endpoint.origin.cluster);
         let weight = u64::from(endpoint.endpoint.weight.value());
-        if self.parts(endpoint.left) == 0 && !self.local_to.contains(&cluster) {
+        if self.parts(endpoint.left) == 0 && !self.local_to.contains(&cluster) && self.is_allowed(network) {
             self.has_drained = true;
             // Gateways choose a mode among all ready endpoints, drained or not.
             if !self.is_near(network, cluster)
@@ -428,6 +488,11 @@ impl<'a> Horizon<'a> {
         let seen = self.viewer.sees.is_empty() || network.is_unknown() || self.viewer.sees.contains(network);
         let placed = if !seen {
             Err(ExclusionReason::NotVisible)
+        } else if !self.is_allowed(network) {
+            if endpoint.endpoint.health == Health::Healthy {
+                *self.not_allowed.entry(network.clone()).or_default() += weight;
+            }
+            Err(ExclusionReason::NotAllowed)
         } else if self.local_to.contains(&cluster) {
             Err(ExclusionReason::ClusterLocal)
         } else if self.is_near(network, cluster) {
@@ -447,6 +512,12 @@ impl<'a> Horizon<'a> {
         }
     }
 
+    /// Returns true if the viewer's calls may go to a network: its own, or one that the policy lets calls go to.
+    fn is_allowed(&self, network: &Network) -> bool {
+        let only = &self.steering.only;
+        only.is_empty() || network.is_unknown() || *network == self.viewer.network || only.contains(network)
+    }
+
     /// Counts an endpoint that is not ready or terminating, if the viewer could reach it otherwise.
     fn note_unready(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) {
         let (viewer, network, cluster) = (self.viewer, endpoint.network, &endpoint.origin.cluster);
@@ -459,6 +530,10 @@ impl<'a> Horizon<'a> {
             // Endpoints of the unknown network that the viewer reaches by address are on its own network.
             let network = if network.is_unknown() { &viewer.network } else { network };
             self.unready.entry(network.clone()).or_default().add(endpoint.endpoint.health, weight);
+            if *network == viewer.network && endpoint.endpoint.health == Health::Unhealthy {
+                *self.unready_zones.entry(endpoint.endpoint.locality.without_subzone()).or_default() +=
+                    weight;
+            }
         }
     }
 
@@ -579,6 +654,7 @@ impl<'a> Horizon<'a> {
                 stands_for: in_parts(weight, left),
                 role: Role::Regular,
                 drained: (left < PARTS).then(|| in_parts(weight, PARTS - left).into()),
+                further: Vec::new(),
                 health: endpoint.endpoint.health,
                 tls: endpoint.tls,
             };
@@ -596,6 +672,9 @@ impl<'a> Horizon<'a> {
                 Some(neighbour) => {
                     neighbour.stands_for += &gateway.stands_for;
                     neighbour.add_drained(gateway.drained.as_deref());
+                    for (network, left, drained) in gateway.by_network() {
+                        neighbour.add_further(network, &left, drained.as_deref());
+                    }
                 }
                 None => drop(all.insert(address, gateway)),
             }

@@ -100,6 +100,15 @@ impl Locality {
         self.part(2)
     }
 
+    /// Returns the region and the zone alone.
+    #[must_use]
+    pub fn without_subzone(&self) -> Self {
+        match self.as_str().match_indices('/').nth(1) {
+            Some((at, _)) => Self(ThinText::new(self.as_str()[..at].trim_end_matches('/'))),
+            None => self.clone(),
+        }
+    }
+
     /// Returns the locality as text.
     pub fn as_str(&self) -> &str {
         self.0.as_str()

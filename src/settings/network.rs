@@ -46,6 +46,9 @@ pub struct NetworkPolicy {
     pub distance: BTreeMap<Network, Duration>,
     /// The costs of traffic from viewers on other networks.
     pub cost: BTreeMap<Network, Cost>,
+    /// The part of the ready endpoints of a service, in percent, that calls of other networks may use; `None`: what the calls of the
+    /// network itself leave.
+    pub visitors_percent: Option<u8>,
 }
 
 /// How endpoints of a network are reached from other networks.

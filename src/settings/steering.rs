@@ -1,6 +1,6 @@
 //! The settings by which the calls of viewers are divided among networks. The crate `decisions` divides them.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
@@ -32,6 +32,10 @@ pub struct ServiceSteering {
     pub mode: SteeringMode,
     /// The shares in percent that networks get while they have ready endpoints; at most 100 together.
     pub shares: BTreeMap<Network, u8>,
+    /// The networks that calls go to first when they leave their own network, in this order.
+    pub failover: Arc<[Network]>,
+    /// The networks that calls may go to when they leave their own network; empty: all.
+    pub only: BTreeSet<Network>,
 }
 
 impl ServiceSteering {

@@ -55,6 +55,9 @@ pub struct NetworkEntry {
     pub distance: BTreeMap<Network, Duration>,
     /// The costs of traffic from viewers on other networks.
     pub cost: BTreeMap<Network, Cost>,
+    /// The part of the ready endpoints of a service, in percent, that calls of other networks may use; `None`: what the calls of the
+    /// network itself leave.
+    pub visitors_percent: Option<u8>,
     /// The round-trip times from viewers on other networks, as far as they were measured.
     pub round_trips: RoundTrips,
     /// The gateways of the config file, followed by those of the registries in their order.
@@ -298,6 +301,7 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
         probes: configured.map(|policy| policy.probes).unwrap_or_default(),
         distance: configured.map(|policy| policy.distance.clone()).unwrap_or_default(),
         cost: configured.map(|policy| policy.cost.clone()).unwrap_or_default(),
+        visitors_percent: configured.and_then(|policy| policy.visitors_percent),
         round_trips: inputs
             .probes
             .and_then(|probes| probes.round_trips.get(network).cloned())

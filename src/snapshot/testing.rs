@@ -192,6 +192,7 @@ pub fn network(name: &str, gateways: Vec<Gateway>) -> NetworkPolicy {
         probes: GatewayProbes::default(),
         distance: BTreeMap::new(),
         cost: BTreeMap::new(),
+        visitors_percent: None,
     }
 }
 

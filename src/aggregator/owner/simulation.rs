@@ -22,7 +22,7 @@ use isthmus_ads::resource::Version;
 use isthmus_decisions::view::{ClientKind, Families, Tunnel, Viewer};
 use isthmus_document::services::read_registry;
 use isthmus_model::name::NamePattern;
-use isthmus_model::place::{ClusterId, Network};
+use isthmus_model::place::{ClusterId, Locality, Network};
 use isthmus_model::service::{Service, ServiceKey};
 use isthmus_net::lookup::{Answer, Resolution};
 use isthmus_proto::envoy::config::endpoint::v3::ClusterLoadAssignment;
@@ -225,6 +225,7 @@ impl Client {
             families: Families::Both,
             client: ClientKind::Envoy,
             sees: Arc::default(),
+            zone: Locality::default(),
         };
         let protocol = if random.percent(50) { Protocol::Delta } else { Protocol::StateOfTheWorld };
         let session = session(hub, &viewer, protocol);

@@ -32,6 +32,9 @@ keys! {
         /// Cost per GiB of traffic from clients on each of these networks, in any currency. `steering.costWeight` makes it a
         /// distance.
         COST "cost": form::MapOf<form::NetworkName, CostPerGib> => "0";
+        /// The part of the ready endpoints of a steered service that calls of other networks may use: `100%` for a standby without
+        /// clients of its own; `0%`: none while another network has a ready endpoint.
+        ROOM "room": form::Percent => "1.4 × ready, less what the network's own calls need";
     }
 
     /// One gateway of a network. At least one of the two ports is required.

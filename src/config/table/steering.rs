@@ -73,5 +73,9 @@ keys! {
         /// Shares that networks get, at most 100% together, and each at most 1.4 × ready ÷ all of the network's endpoints. The
         /// rest is divided by the mode, which must not be `off`; so a network may get more than its share.
         SHARES "shares": form::MapOf<form::NetworkName, form::Percent> => "none";
+        /// Networks that calls go to first when they leave their own network, in this order, before all others.
+        FAILOVER "failover": form::NonEmpty<form::NetworkName> => "by distance alone";
+        /// Networks that calls may go to when they leave their own network. Clients do not get endpoints of others.
+        ONLY "only": form::NonEmpty<form::NetworkName> => "all";
     }
 }

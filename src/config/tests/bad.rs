@@ -806,6 +806,15 @@ fn steering() {
         ],
     );
     refused_with(
+        &format!("{networks}\npolicies: [{{services: ['*'], steering: {{failover: [a], only: [b, x]}}}}]"),
+        &[
+            ":3:51: policies[0].steering.failover: it holds for steered services alone; write `mode: nearest` …",
+            ":3:52: policies[0].steering.failover[0]: \"a\" is not in `only`, so that no call goes there",
+            ":3:62: policies[0].steering.only: it holds for steered services alone; write `mode: nearest` …",
+            ":3:66: policies[0].steering.only[1]: no network \"x\" is known; …",
+        ],
+    );
+    refused_with(
         "node: {network: net-a}\nnetworks:\n  net-b: {distance: {net-a: 0s, net-x: 3ms}, cost: {net_b: -1}}\n\
          policies: [{services: ['*'], steering: {mode: nearest, shares: {net-c: 1%}}}]",
         &[

@@ -20,10 +20,15 @@ fn viewer() -> Network {
     Network::new("n0")
 }
 
+/// Divides the calls of a viewer on this network. What leaves other networks comes last everywhere.
+fn divide_at(groups: &mut [Group], network: &Network, max_remote_percent: u8) {
+    divide(groups, &Viewpoint { network, max_remote_percent, ring: &|_, _| u32::MAX });
+}
+
 /// Returns share, in steps, and priority of each group.
 #[track_caller]
 fn divided<const N: usize>(mut groups: [Group; N], max_remote_percent: u8) -> [(u32, Option<u32>); N] {
-    divide(&mut groups, &viewer(), max_remote_percent);
+    divide_at(&mut groups, &viewer(), max_remote_percent);
     groups.map(|group| (steps(&group), group.priority))
 }
 
@@ -55,7 +60,7 @@ fn rings_follow_in_order_and_divide_by_ready_endpoints() {
 /// Returns share, in steps, and limit of each group.
 #[track_caller]
 fn taken<const N: usize>(mut groups: [Group; N]) -> [(u32, Takes); N] {
-    divide(&mut groups, &viewer(), 100);
+    divide_at(&mut groups, &viewer(), 100);
     groups.map(|group| (steps(&group), group.takes))
 }
 
@@ -90,7 +95,7 @@ fn a_viewer_without_endpoints_on_its_network_uses_the_nearest_ring() {
 #[test]
 fn the_overprovisioning_factor_counts_once() {
     let left = |mut groups: Vec<Group>| {
-        divide(&mut groups, &viewer(), 100);
+        divide_at(&mut groups, &viewer(), 100);
         overprovisioning_percent(&groups)
     };
     assert_eq!(left(Vec::new()), 140);
@@ -120,17 +125,25 @@ fn a_drain_leaves_calls_to_networks_with_room() {
 #[test]
 fn fixed_shares_hold_while_their_networks_have_ready_endpoints() {
     let shares = |mut groups: [Group; 3], max| {
-        divide(&mut groups, &viewer(), max);
+        divide_at(&mut groups, &viewer(), max);
         groups.map(|group| group.share * 100 / PARTS)
     };
     let all = |ready| [group(0, ready, 0), fixed(group(1, ready, 0), 25), fixed(group(2, 9, 0), 50)];
     assert_eq!(shares(all(4), 100), [25, 25, 50]);
     assert_eq!(shares(all(0), 100), [0, 0, 100]);
     assert_eq!(
-        shares([group(0, 0, 9), fixed(group(1, 25, 0), 25), group(2, 9, 0)], 100),
+        shares([group(0, 0, 9), fixed(group(1, 50, 0), 25), group(2, 9, 0)], 100),
         [0, 100, 0],
         "at least its share"
     );
+    // 250 of the 350 calls that ring 1 serves are its own, and a quarter of the 180 others goes there by hand. 55 are left.
+    assert_eq!(
+        shares([group(0, 0, 9), fixed(group(1, 25, 0), 25), group(2, 9, 0)], 100),
+        [0, 87, 12],
+        "no more than there is room for"
+    );
+    // The own endpoints serve 70 % of the calls, 50 % by hand and 20 % of the others.
+    assert_eq!(shares([fixed(group(0, 15, 15), 50), group(1, 50, 0), group(2, 9, 0)], 100), [68, 31, 0]);
     assert_eq!(
         shares([fixed(group(0, 4, 0), 10), fixed(group(1, 4, 0), 90), group(2, 9, 0)], 100),
         [10, 90, 0]
@@ -147,7 +160,7 @@ fn fixed_shares_hold_while_their_networks_have_ready_endpoints() {
 fn a_fixed_share_is_at_most_what_the_ready_endpoints_serve() {
     let share = |ready, not_ready, percent| {
         let mut groups = [group(0, 30, 0), fixed(group(1, ready, not_ready), percent)];
-        divide(&mut groups, &viewer(), 100);
+        divide_at(&mut groups, &viewer(), 100);
         assert_eq!(groups[0].share + groups[1].share, PARTS);
         (groups[1].share, groups[1].is_share_bounded())
     };
@@ -160,7 +173,7 @@ fn a_fixed_share_is_at_most_what_the_ready_endpoints_serve() {
     assert_eq!(share(0, 30, 50), (0, true));
     let drained = Group { drained: 1_600 * 30, ..fixed(group(1, 30, 0), 50) };
     let mut groups = [group(0, 30, 0), drained];
-    divide(&mut groups, &viewer(), 100);
+    divide_at(&mut groups, &viewer(), 100);
     assert_eq!(groups.map(|group| group.share), [2_400, 800]);
 }
 
@@ -170,7 +183,7 @@ fn viewers_do_not_all_leave_out_the_same_networks() {
     let without = |viewer: &str| -> BTreeSet<String> {
         let ring = (0..40).map(|at| Group { network: Network::new(&format!("n{at:02}")), ..group(1, 3, 0) });
         let mut groups: Vec<Group> = ring.collect();
-        divide(&mut groups, &Network::new(viewer), 100);
+        divide_at(&mut groups, &Network::new(viewer), 100);
         let none = groups.into_iter().filter(|group| group.share == 0);
         none.map(|group| group.network.to_string()).collect()
     };
@@ -220,7 +233,7 @@ fn a_network_that_has_lost_most_endpoints_is_overloaded_only_without_its_demand(
                     ..group(if at == viewer { 0 } else { rings[viewer * count + at] }, ready[at], 0)
                 };
                 let mut groups: Vec<Group> = (0..count).map(of).collect();
-                divide(&mut groups, &viewer_of(viewer), 100);
+                divide_at(&mut groups, &viewer_of(viewer), 100);
                 for (load, group) in loads.iter_mut().zip(groups) {
                     *load += size * u64::from(group.share);
                 }
@@ -230,6 +243,137 @@ fn a_network_that_has_lost_most_endpoints_is_overloaded_only_without_its_demand(
         }
     }
     assert_eq!(overloaded, [300, 0]);
+}
+
+/// A world in which some networks have lost 70 % of their endpoints: the numbers of endpoints, those that are ready, and the rings.
+struct World {
+    sizes: Vec<u64>,
+    ready: Vec<u64>,
+    rings: Vec<Vec<u32>>,
+}
+
+impl World {
+    fn groups(&self, viewer: usize) -> Vec<Group> {
+        let of = |at: usize| {
+            let (size, ready) = (self.sizes[at], self.ready[at]);
+            let ring = if at == viewer { 0 } else { self.rings[viewer][at] };
+            Group { network: viewer_of(at), ..group(ring, ready, size - ready) }
+        };
+        (0..self.sizes.len()).map(of).collect()
+    }
+
+    /// Returns the calls that each network gets, in parts of an endpoint's. `is_joint` is false if each viewer divides as if it was alone.
+    fn loads(&self, is_joint: bool) -> Vec<f64> {
+        let number = |network: &Network| network.as_str()[1..].parse::<usize>().expect("a number");
+        let ring = |from: &Network, to: &Network| self.rings[number(from)][number(to)];
+        let mut loads = vec![0.0; self.sizes.len()];
+        for (viewer, size) in self.sizes.iter().enumerate() {
+            let mut groups = self.groups(viewer);
+            let network = &viewer_of(viewer);
+            if !is_joint {
+                // Others that have lost endpoints have no room, and no calls.
+                for group in groups.iter_mut().filter(|group| group.ring > 0 && group.not_ready > 0) {
+                    (group.ready, group.not_ready) = (0, 0);
+                }
+            }
+            divide(&mut groups, &Viewpoint { network, max_remote_percent: 100, ring: &ring });
+            for (load, group) in loads.iter_mut().zip(groups) {
+                *load += *size as f64 * f64::from(group.share) / f64::from(PARTS);
+            }
+        }
+        loads
+    }
+
+    /// Returns true if a network gets more calls than its ready endpoints serve, by more than what rounding moves.
+    fn is_over(&self, is_joint: bool) -> bool {
+        let of_lost = self.sizes.iter().zip(&self.ready).filter(|(size, ready)| ready < size);
+        let rounding: f64 = of_lost.map(|(size, _)| *size as f64 / f64::from(STEPS)).sum();
+        let mut all = self.loads(is_joint).into_iter().zip(&self.ready);
+        all.any(|(load, ready)| load > 1.4 * *ready as f64 + rounding)
+    }
+}
+
+/// 300 worlds in which two or three networks have lost endpoints, and which have enough of them in sum.
+#[test]
+fn networks_that_lose_endpoints_together_overload_no_other() {
+    let mut state = 11_u64;
+    let mut below = |end: u64| {
+        state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+        (state >> 33) % end
+    };
+    let (mut worlds, mut over) = (0, [0, 0]);
+    while worlds < 300 {
+        let sizes: Vec<u64> = (0..4 + below(5)).map(|_| 120 + below(340)).collect();
+        let hit = 2 + below(2);
+        let left = |(at, size): (u64, &u64)| if at < hit { size * 3 / 10 } else { *size };
+        let ready: Vec<u64> = (0..).zip(&sizes).map(left).collect();
+        let (all, needed): (u64, u64) = (ready.iter().sum(), sizes.iter().sum());
+        let count = sizes.len();
+        let ring = |below: &mut dyn FnMut(u64) -> u64| 1 + u32::try_from(below(4)).expect("small");
+        let rings = (0..count).map(|_| (0..count).map(|_| ring(&mut below)).collect()).collect();
+        if 14 * all < 10 * needed {
+            continue;
+        }
+        worlds += 1;
+        let world = World { sizes, ready, rings };
+        for (is_joint, over) in [false, true].into_iter().zip(&mut over) {
+            *over += usize::from(world.is_over(is_joint));
+        }
+    }
+    assert!(over[0] > 30, "each alone: {over:?}");
+    assert_eq!(over[1], 0);
+}
+
+/// Two networks lose all endpoints. One of them is nearer to a third network than the other.
+#[test]
+fn the_rooms_of_others_are_shared_by_all_that_need_them() {
+    let rings = vec![vec![0, 1, 1, 2], vec![1, 0, 1, 2], vec![1, 1, 0, 2], vec![2, 2, 2, 0]];
+    let world = World { sizes: vec![30, 10, 100, 100], ready: vec![0, 0, 100, 100], rings };
+    let shares = |viewer| {
+        let mut groups = world.groups(viewer);
+        let ring = |from: &Network, to: &Network| {
+            world.rings[usize::from(from.as_str() == "n1")]
+                [to.as_str()[1..].parse::<usize>().expect("a number")]
+        };
+        let network = &viewer_of(viewer);
+        divide(&mut groups, &Viewpoint { network, max_remote_percent: 100, ring: &ring });
+        groups.iter().map(steps).collect::<Vec<_>>()
+    };
+    // The 40 calls fill the nearer room, in proportion.
+    assert_eq!((shares(0), shares(1)), (vec![0, 0, 32, 0], vec![0, 0, 32, 0]));
+    assert_eq!(shares(2), [0, 0, 32, 0]);
+    let world = World { sizes: vec![60, 20, 100, 100], ..world };
+    let both = [0, 1].map(|viewer| {
+        let mut groups = world.groups(viewer);
+        let ring = |_: &Network, to: &Network| if to.as_str() == "n3" { 2 } else { 1 };
+        let network = &viewer_of(viewer);
+        divide(&mut groups, &Viewpoint { network, max_remote_percent: 100, ring: &ring });
+        groups.iter().map(|group| (steps(group), group.takes)).collect::<Vec<_>>()
+    });
+    let half = [(0, Takes::Room), (0, Takes::Room), (16, Takes::Room), (16, Takes::Rest)];
+    assert_eq!(both, [half, half]);
+}
+
+#[test]
+fn the_room_for_visitors_can_be_set() {
+    let with = |room: u8, group: Group| Group { visitors_percent: Some(room), ..group };
+    let shares = |groups: [Group; 3]| divided(groups, 100).map(|(share, _)| share);
+    let lost = || group(0, 0, 30);
+    assert_eq!(shares([lost(), with(100, group(1, 30, 0)), group(2, 30, 0)]), [0, 32, 0], "a standby");
+    assert_eq!(shares([lost(), with(25, group(1, 30, 0)), group(2, 300, 0)]), [0, 8, 24]);
+    assert_eq!(
+        shares([lost(), with(0, group(1, 30, 0)), group(2, 3, 0)]),
+        [0, 0, 32],
+        "not even of what is left"
+    );
+    assert_eq!(
+        shares([lost(), with(0, group(1, 30, 0)), group(2, 0, 3)]),
+        [0, 32, 0],
+        "there is nothing else"
+    );
+    assert_eq!(shares([group(0, 30, 0), with(100, group(1, 30, 0)), group(2, 3, 0)]), [32, 0, 0]);
+    // Without calls of its own, the nearest ring takes what the room allows.
+    assert_eq!(shares([group(1, 0, 0), with(50, group(1, 30, 0)), group(2, 30, 0)]), [0, 16, 16]);
 }
 
 fn viewer_of(number: usize) -> Network {
@@ -285,7 +429,7 @@ fn groups_with_shares() -> impl Strategy<Value = Vec<Group>> {
 /// Returns the shares in parts.
 fn shares(groups: &[Group], max_remote_percent: u8) -> Vec<u32> {
     let mut groups = groups.to_vec();
-    divide(&mut groups, &viewer(), max_remote_percent);
+    divide_at(&mut groups, &viewer(), max_remote_percent);
     groups.into_iter().map(|group| group.share).collect()
 }
 
@@ -295,7 +439,7 @@ proptest! {
     #[test]
     fn all_calls_are_given_and_only_to_ready_endpoints(groups in groups_with_shares(), max in 0..=100_u8) {
         let mut divided = groups;
-        divide(&mut divided, &viewer(), max);
+        divide_at(&mut divided, &viewer(), max);
         let any = divided.iter().any(|group| group.ready > 0);
         prop_assert_eq!(divided.iter().map(|group| group.share).sum::<u32>(), if any { PARTS } else { 0 });
         for group in &divided {

@@ -59,6 +59,7 @@ mod tests {
             weight,
             stands_for: Share::from_integer(BigUint::from(stands_for)),
             drained: None,
+            further: Vec::new(),
             role: Role::Regular,
             health: Health::Healthy,
             tls: TlsMode::Mesh,

@@ -8,6 +8,8 @@ use isthmus_model::service::Withheld;
 pub enum ExclusionReason {
     /// The viewer wants to see only other networks.
     NotVisible,
+    /// The policy lets calls go only to other networks.
+    NotAllowed,
     /// The endpoints are unhealthy or draining. This excludes them if they are behind a gateway, or if the viewer's kind of
     /// client cannot use such endpoints.
     Unready,
@@ -49,6 +51,7 @@ impl ExclusionReason {
     pub fn text(self) -> &'static str {
         match self {
             Self::NotVisible => "not visible",
+            Self::NotAllowed => "not allowed",
             Self::Unready => "unready",
             Self::NoAddress => "no address",
             Self::ClusterLocal => "cluster-local",

@@ -122,11 +122,13 @@ impl Horizon<'_> {
                     stands_for: Share::default(),
                     role: Role::Regular,
                     drained: None,
+                    further: Vec::new(),
                     health: Health::Healthy,
                     tls,
                 });
                 entry.stands_for += &share;
                 entry.add_drained(drained.as_ref());
+                entry.add_further(network, &share, drained.as_ref());
             }
         }
         Ok(())

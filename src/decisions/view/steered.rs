@@ -7,7 +7,8 @@ use num_bigint::BigUint;
 use num_rational::Ratio;
 
 use super::{Entry, Horizon, whole_numbers};
-use crate::steering::{Distance, Group, Source, divide};
+use crate::steering::zones::{Zone, divide_zones};
+use crate::steering::{Distance, Group, Source, Viewpoint, divide};
 use crate::weights::Share;
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::Health;
@@ -15,6 +16,7 @@ use isthmus_model::place::{Distance as Level, Locality, Network};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::demand::Listed;
 use isthmus_snapshot::inputs::MeasuredBy;
+use isthmus_snapshot::networks::NetworkEntry;
 
 /// Sorts groups, nearest first.
 fn sort(groups: &mut [Group]) {
@@ -28,6 +30,26 @@ struct Ready {
     left: Share,
     /// The weight that drains take away.
     drained: Share,
+}
+
+/// The zones of the own network, each with its share and with what drains leave of its ready endpoints.
+struct OwnZones(BTreeMap<Locality, (u32, Share)>);
+
+impl OwnZones {
+    /// Returns share and ready weight of the zone of a locality.
+    fn of(&self, locality: &Locality) -> Option<(u32, &Share)> {
+        self.0.get(&locality.without_subzone()).map(|(share, left)| (*share, left))
+    }
+
+    /// Returns true if a zone has ready endpoints and no share.
+    fn has_reserve(&self) -> bool {
+        self.0.values().any(|(share, left)| *share == 0 && *left > Share::default())
+    }
+
+    /// Returns the last priority of a zone.
+    fn last(&self) -> u32 {
+        u32::from(self.has_reserve())
+    }
 }
 
 /// Rounds a share to a whole number, at least 1.
@@ -48,38 +70,61 @@ impl Horizon<'_> {
     pub(super) fn steer(&self, entries: &mut [Entry]) -> Vec<Group> {
         let ready = self.ready(entries);
         let lost = self.is_own_lost.then_some(&self.viewer.network);
-        let networks: BTreeSet<&Network> = ready.keys().chain(self.unready.keys()).chain(lost).collect();
+        let counted = ready.keys().chain(self.unready.keys()).chain(self.not_allowed.keys());
+        let networks: BTreeSet<&Network> = counted.chain(lost).collect();
         let localities = localities(entries);
         let group = |network| self.group(network, ready.get(network), localities.get(network));
         let mut groups: Vec<Group> = networks.into_iter().map(group).collect();
         // Networks that do not answer are used only if there is nothing else: the probes may be wrong.
         if groups.iter().any(|group| group.answers && group.ready > 0) {
             for group in groups.iter_mut().filter(|group| !group.answers) {
-                group.not_ready = group.not_ready.saturating_add(std::mem::take(&mut group.ready));
+                group.at_home = std::mem::take(&mut group.ready);
                 group.drained = 0;
             }
         }
         sort(&mut groups);
-        divide(&mut groups, &self.viewer.network, self.snapshot.policy.steering.max_remote_percent);
-        let last = groups.iter().filter_map(|group| group.priority).max().map_or(0, |priority| priority + 1);
+        let viewpoint = Viewpoint {
+            network: &self.viewer.network,
+            max_remote_percent: self.snapshot.policy.steering.max_remote_percent,
+            ring: &|from, to| self.ring(from, to),
+        };
+        divide(&mut groups, &viewpoint);
+        let zones = groups.iter_mut().find_map(|group| self.divide_own(group, entries));
+        if zones.as_ref().is_some_and(OwnZones::has_reserve) {
+            // The other zones of the own network come before other networks.
+            groups
+                .iter_mut()
+                .filter_map(|group| group.priority.as_mut())
+                .filter(|one| **one > 0)
+                .for_each(|one| *one += 1);
+        }
+        let all = groups.iter().filter_map(|group| group.priority);
+        let last = all.chain(zones.as_ref().map(OwnZones::last)).max().map_or(0, |priority| priority + 1);
         let by_network: BTreeMap<&Network, &Group> =
             groups.iter().map(|group| (&group.network, group)).collect();
         let mut parts = Vec::new();
         for entry in entries.iter_mut() {
-            let network = self.network_of(entry).clone();
-            let group = by_network.get(&network);
-            let of_ready = |group: &&Group| match entry.health {
-                Health::Healthy => group.priority,
-                Health::Unhealthy | Health::Draining => None,
-            };
-            entry.priority = group.and_then(of_ready).unwrap_or(last);
-            parts.push(match (entry.priority, group, ready.get(&network)) {
-                // An entry gets of the group's share what it stands for of the group's ready endpoints.
-                (0, Some(group), Some(ready)) if group.share > 0 => {
-                    Ratio::from_integer(BigUint::from(group.share)) * &entry.stands_for / &ready.left
+            let (mut priority, mut part) = (None, Share::default());
+            for (network, left, _) in entry.by_network().filter(|_| entry.health == Health::Healthy) {
+                let network = self.network_of(entry, network);
+                let Some((group, ready)) = by_network.get(network).zip(ready.get(network)) else { continue };
+                priority = priority.into_iter().chain(group.priority).min();
+                let of_zone =
+                    zones.as_ref().filter(|_| group.ring == 0).and_then(|zones| zones.of(&entry.locality));
+                if let Some((share, of_zone)) = of_zone {
+                    match share {
+                        0 => priority = Some(1),
+                        _ => part += Ratio::from_integer(BigUint::from(share)) * &*left / of_zone,
+                    }
+                    continue;
                 }
-                _ => entry.stands_for.clone(),
-            });
+                // An entry gets of the group's share what it stands for of the group's ready endpoints.
+                if group.share > 0 && ready.left > Share::default() {
+                    part += Ratio::from_integer(BigUint::from(group.share)) * &*left / &ready.left;
+                }
+            }
+            entry.priority = priority.unwrap_or(last);
+            parts.push(if part > Share::default() { part } else { entry.stands_for.clone() });
         }
         for priority in 0..=last {
             let of_priority = |entry: &Entry| entry.priority == priority;
@@ -91,19 +136,50 @@ impl Horizon<'_> {
         groups
     }
 
-    /// Returns the network of the group that an entry is part of.
-    fn network_of<'e>(&'e self, entry: &'e Entry) -> &'e Network {
-        if entry.is_on(&self.viewer.network) { &self.viewer.network } else { &entry.network }
+    /// Divides the share of the own network among its zones, if the viewer is in one of several.
+    fn divide_own(&self, group: &mut Group, entries: &[Entry]) -> Option<OwnZones> {
+        if group.ring > 0 || group.share == 0 || self.viewer.zone.zone().is_empty() {
+            return None;
+        }
+        let mut all: BTreeMap<Locality, (Share, u64)> = BTreeMap::new();
+        for entry in entries.iter().filter(|entry| entry.health == Health::Healthy) {
+            let of_own =
+                entry.by_network().filter(|(network, ..)| *self.network_of(entry, network) == group.network);
+            for (_, left, _) in of_own {
+                all.entry(entry.locality.without_subzone()).or_default().0 += &*left;
+            }
+        }
+        for (zone, weight) in &self.unready_zones {
+            all.entry(zone.clone()).or_default().1 += weight;
+        }
+        let own = all.keys().position(|zone| *zone == self.viewer.zone).filter(|_| all.len() > 1)?;
+        let zone = |(left, unready): &(Share, u64)| {
+            let ready = if *left > Share::default() { whole(left) } else { 0 };
+            Zone { ready, all: ready.saturating_add(*unready) }
+        };
+        let zones: Vec<Zone> = all.values().map(zone).collect();
+        let (in_zone, shares) = divide_zones(group.share, group.demand(), &zones, own);
+        group.in_zone = Some(in_zone);
+        let of = |((zone, (left, _)), share): ((Locality, (Share, u64)), u32)| (zone, (share, left));
+        Some(OwnZones(all.into_iter().zip(shares).map(of).collect()))
+    }
+
+    /// Returns the network of the group that the endpoints of an entry on a network are part of.
+    fn network_of<'e>(&'e self, entry: &Entry, network: &'e Network) -> &'e Network {
+        let is_own = entry.is_on(&self.viewer.network) && *network == entry.network;
+        if is_own { &self.viewer.network } else { network }
     }
 
     /// Returns the summed weight of the ready endpoints by network.
     fn ready(&self, entries: &[Entry]) -> BTreeMap<Network, Ready> {
         let mut all: BTreeMap<Network, Ready> = BTreeMap::new();
         for entry in entries.iter().filter(|entry| entry.health == Health::Healthy) {
-            let ready = all.entry(self.network_of(entry).clone()).or_default();
-            ready.left += &entry.stands_for;
-            if let Some(drained) = &entry.drained {
-                ready.drained += &**drained;
+            for (network, left, drained) in entry.by_network() {
+                let ready = all.entry(self.network_of(entry, network).clone()).or_default();
+                ready.left += &*left;
+                if let Some(drained) = drained {
+                    ready.drained += &*drained;
+                }
             }
         }
         all
@@ -145,11 +221,18 @@ impl Horizon<'_> {
             ready: ready.map_or(0, |ready| whole(&(&ready.left + &ready.drained))),
             ..self.unready.get(network).copied().unwrap_or_default()
         };
+        let ring = distance.map_or(0, |distance| self.ring_at(network, &distance));
+        let at_home = self.not_allowed.get(network).copied();
+        let counted = Listed { ready: listed.ready.saturating_add(at_home.unwrap_or_default()), ..listed };
         Group {
+            ring,
             ready: listed.ready,
+            at_home: at_home.unwrap_or_default(),
+            is_allowed: at_home.is_none(),
+            visitors_percent: self.snapshot.networks.get(network).and_then(|entry| entry.visitors_percent),
             drained: ready.map_or(0, |ready| rounded(&(&ready.drained * BigUint::from(PARTS)))),
             not_ready: listed.not_ready,
-            stands_for: self.service.demand(network, listed),
+            stands_for: self.service.demand(network, counted),
             answers: !self.silent.contains(network),
             fixed_percent: self.steering.shares.get(network).copied(),
             ..Group::new(network.clone(), distance, &self.snapshot.policy.steering)
@@ -157,11 +240,31 @@ impl Horizon<'_> {
     }
 }
 
+impl Horizon<'_> {
+    /// Returns the ring of a network at this distance: the networks of `failover` come first, in their order.
+    fn ring_at(&self, network: &Network, distance: &Distance) -> u32 {
+        let first = &self.steering.failover;
+        let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
+        match first.iter().position(|one| one == network) {
+            Some(at) => number(at).saturating_add(1),
+            None => distance.ring(&self.snapshot.policy.steering).saturating_add(number(first.len())),
+        }
+    }
+
+    /// Returns the ring of a network for viewers on another one.
+    fn ring(&self, from: &Network, to: &Network) -> u32 {
+        let localities = || self.snapshot.networks.get(to).map(NetworkEntry::localities).unwrap_or_default();
+        self.ring_at(to, &distance(self.snapshot, from, to, localities))
+    }
+}
+
 /// Returns the localities of the entries of each network.
 fn localities(entries: &[Entry]) -> BTreeMap<&Network, BTreeSet<&Locality>> {
     let mut all: BTreeMap<&Network, BTreeSet<&Locality>> = BTreeMap::new();
     for entry in entries {
-        all.entry(&entry.network).or_default().insert(&entry.locality);
+        for network in std::iter::once(&entry.network).chain(entry.further.iter().map(|one| &one.network)) {
+            all.entry(network).or_default().insert(&entry.locality);
+        }
     }
     all
 }

@@ -2,7 +2,9 @@
 
 mod demand;
 mod drained;
+mod failover;
 mod properties;
+mod zones;
 
 use super::*;
 use crate::steering::{Distance, Source};
@@ -669,7 +671,7 @@ fn a_network_whose_gateways_do_not_answer_comes_last_while_there_are_others() {
     probes.unreachable.insert("192.0.2.1:15443".parse().expect("legal"));
     assert_eq!(priorities(&mesh, "n1"), [0, 0, 3, 1, 2]);
     let near = seen(&mesh, &viewer("n1", "")).groups.into_iter().find(|group| !group.answers);
-    assert_eq!(near.map(|group| (group.ready, group.not_ready, group.share)), Some((0, 3, 0)));
+    assert_eq!(near.map(|group| (group.ready, group.other(), group.share)), Some((0, 3, 0)));
     // If no network answers, they are used as if all did.
     mesh.probes = silent(&["192.0.2.1:15443", "192.0.2.2:15443", "192.0.2.3:15443"]);
     assert_eq!(priorities(&mesh, "x"), [0, 0, 0]);

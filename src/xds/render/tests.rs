@@ -400,6 +400,7 @@ fn grpc_is_not_given_what_needs_a_peers_roots() {
         client,
         tunnel: Tunnel::Sni,
         sees: Arc::from([]),
+        zone: Default::default(),
     };
     let asked = |name: &str, client| {
         let target = Target { hostname: host_name(name), port: 443, subset: "".into() };
@@ -421,6 +422,7 @@ fn grpc_verifies_servers_by_its_own_credentials_whatever_their_trust_domains() {
         client: ClientKind::Grpc,
         tunnel: Tunnel::Sni,
         sees: Arc::from([]),
+        zone: Default::default(),
     };
     let given = |kind| {
         let name: Arc<str> = cluster_name(443, "", "web.mesh").into();
@@ -464,6 +466,7 @@ fn grpc_is_given_a_peers_service_only_under_the_name_that_the_peer_knows() {
             client,
             tunnel: Tunnel::Sni,
             sees: Arc::from([]),
+            zone: Default::default(),
         };
         let name: Arc<str> = cluster_name(443, "", name).into();
         let history = ClusterHistory::default();

@@ -543,7 +543,11 @@ proptest! {
             let is_any_ready = found.entries.iter().any(|entry| entry.health == Health::Healthy);
             prop_assert_eq!(first().all(|entry| entry.health == Health::Healthy), is_any_ready);
             let total: u64 = first().map(|entry| u64::from(entry.weight)).sum();
-            for group in &found.groups {
+            let is_shared = |group: &Group| {
+                let of = |entry: &Entry| std::iter::once(&entry.network).chain(entry.further.iter().map(|one| &one.network)).any(|one| *one == group.network);
+                found.entries.iter().any(|entry| !entry.further.is_empty() && of(entry))
+            };
+            for group in found.groups.iter().filter(|group| !is_shared(group)) {
                 let of_group = first().filter(|entry| {
                     let network = if entry.is_on(&viewer.network) { &viewer.network } else { &entry.network };
                     *network == group.network
