@@ -1,8 +1,10 @@
 //! Simulates steering beside other policies: `cargo bench --bench steering`. It prints a table of the seeds for building;
-//! `-- held-out` prints that of the other half, which no decision may be taken on.
+//! `-- held-out` prints that of the other half, which no decision may be taken on. `-- rooms` prints the table of worlds without time, and
+//! `-- rows FAULT…` only the rows of some faults.
 //!
 //! - `world`: regions, connections and faults as discrete events.
 //! - `load`: what regions measure and publish, for policies that divide by load.
+//! - `rooms`: worlds in which several networks lose endpoints, without time.
 //! - `policy`: the division of calls by each policy. Ours calls the product's own functions.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
@@ -12,6 +14,7 @@
 mod load;
 mod policy;
 mod random;
+mod rooms;
 mod world;
 
 use policy::Policy;
@@ -21,7 +24,12 @@ use world::{Fault, Outcome, run};
 const WORLDS: u64 = 12;
 
 fn main() {
-    let is_held_out = std::env::args().any(|argument| argument == "held-out");
+    let arguments: Vec<String> = std::env::args().collect();
+    let has = |wanted: &str| arguments.iter().any(|argument| argument == wanted);
+    let is_held_out = has("held-out");
+    if has("rooms") {
+        return rooms::show(if is_held_out { 1_001 } else { 2 });
+    }
     // Seeds for building are even, those that are held out are odd. The odd ones below 1,001 have been seen.
     let first = if is_held_out { 1_001 } else { 0 };
     let seeds: Vec<u64> = (0..WORLDS).map(|number| first + 2 * number).collect();
@@ -29,7 +37,8 @@ fn main() {
         "| fault | policy | overload s, median / worst | lost %, median / worst | remote % | p50 ms | p99 ms | reversals, worst | changes/min |"
     );
     println!("|---|---|---|---|---|---|---|---|---|");
-    for fault in Fault::ALL {
+    let is_wanted = |fault: &Fault| !has("rows") || has(fault.text());
+    for fault in Fault::ALL.into_iter().filter(is_wanted) {
         for policy in Policy::ALL {
             let outcomes: Vec<Outcome> = seeds.iter().map(|seed| run(*seed, fault, policy)).collect();
             let of = |figure: fn(&Outcome) -> f64| {

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::load::Load;
-use isthmus::decisions::steering::{Distance, Group, PARTS, STEPS, Source, divide};
+use isthmus::decisions::steering::{Distance, Group, PARTS, STEPS, Source, Viewpoint, divide};
 use isthmus::model::demand::DemandSource;
 use isthmus::model::place::Network;
 use isthmus::settings::steering::{Cost, Steering};
@@ -44,6 +44,8 @@ pub(crate) enum Policy {
     Waterfall,
     /// `steering.mode: nearest`, without any memory of lost endpoints.
     Forgetful,
+    /// `steering.mode: nearest`, if each viewer divided as if no other had calls that leave.
+    Alone,
     /// `steering.mode: nearest`.
     Nearest,
     /// `steering.mode: nearest`, where the owner's number of endpoints is known.
@@ -55,12 +57,13 @@ pub(crate) enum Policy {
 }
 
 impl Policy {
-    pub(crate) const ALL: [Self; 9] = [
+    pub(crate) const ALL: [Self; 10] = [
         Self::Plain,
         Self::Random,
         Self::Istio,
         Self::Waterfall,
         Self::Forgetful,
+        Self::Alone,
         Self::Nearest,
         Self::Owned,
         Self::Declared,
@@ -74,6 +77,7 @@ impl Policy {
             Self::Istio => "Istio failover",
             Self::Waterfall => "waterfall, true capacity",
             Self::Forgetful => "(nearest, forgetful)",
+            Self::Alone => "(nearest, each alone)",
             Self::Nearest => "**nearest**",
             Self::Owned => "**nearest, with replicas**",
             Self::Declared => "(waterfall, declared capacity)",
@@ -82,8 +86,8 @@ impl Policy {
     }
 
     /// Returns the share of each region, summing to 1 if any endpoint is ready. `demand` is the number of connections that the
-    /// viewer's calls keep open.
-    pub(crate) fn divide(self, seen: &[Seen], demand: f64) -> Vec<f64> {
+    /// viewer's calls keep open, and `times` are the round-trip times between all regions.
+    pub(crate) fn divide(self, seen: &[Seen], demand: f64, times: &[Vec<f64>]) -> Vec<f64> {
         let usable = |one: &Seen| one.ready > 0 && one.answers;
         let by_ready = |of: &dyn Fn(&Seen) -> bool| {
             normal(
@@ -99,11 +103,12 @@ impl Policy {
                 if own.iter().sum::<f64>() > 0.0 { own } else { by_ready(&|one| !one.is_own) }
             }
             Self::Waterfall => waterfall(seen, demand, |one| one.room),
-            Self::Forgetful => nearest(seen, |_| None),
-            Self::Nearest => nearest(seen, remembered),
-            Self::Owned => nearest(seen, |one| Some((one.wanted, DemandSource::Replicas))),
-            Self::Declared => declared(seen),
-            Self::Adaptive => adaptive(seen),
+            Self::Forgetful => nearest(seen, |_| None, times),
+            Self::Alone => nearest(seen, remembered, &[]),
+            Self::Nearest => nearest(seen, remembered, times),
+            Self::Owned => nearest(seen, |one| Some((one.wanted, DemandSource::Replicas)), times),
+            Self::Declared => declared(seen, times),
+            Self::Adaptive => adaptive(seen, times),
         }
     }
 }
@@ -139,18 +144,21 @@ fn remembered(one: &Seen) -> Option<(u64, DemandSource)> {
     Some((one.remembered, DemandSource::Memory))
 }
 
-/// Divides as the view of the xDS server does, by the product's own functions.
-fn nearest(seen: &[Seen], demand: fn(&Seen) -> Option<(u64, DemandSource)>) -> Vec<f64> {
+/// Divides as the view of the xDS server does, by the product's own functions. Without `times`, other regions' calls come last.
+fn nearest(seen: &[Seen], demand: fn(&Seen) -> Option<(u64, DemandSource)>, times: &[Vec<f64>]) -> Vec<f64> {
     let steering = Steering::default();
+    let distance = |seconds: f64| {
+        let time = Duration::from_secs_f64(seconds);
+        Distance { source: Source::Measured(time), cost: Cost::default() }
+    };
     let is_any = seen.iter().any(|one| one.ready > 0 && one.answers);
     let group = |(at, one): (usize, &Seen)| {
-        let time = Duration::from_secs_f64(one.round_trip);
-        let distance = Distance { source: Source::Measured(time), cost: Cost::default() };
         let is_used = one.answers || !is_any;
-        let distance = (!one.is_own).then_some(distance);
+        let distance = (!one.is_own).then(|| distance(one.round_trip));
         Group {
             ready: if is_used { one.ready } else { 0 },
-            not_ready: if is_used { one.not_ready } else { one.not_ready + one.ready },
+            not_ready: one.not_ready,
+            at_home: if is_used { 0 } else { one.ready },
             stands_for: demand(one).map(|(weight, source)| Demand { weight, source }),
             answers: one.answers,
             ..Group::new(Network::new(&format!("n{at}")), distance, &steering)
@@ -158,7 +166,13 @@ fn nearest(seen: &[Seen], demand: fn(&Seen) -> Option<(u64, DemandSource)>) -> V
     };
     let mut groups: Vec<Group> = seen.iter().enumerate().map(group).collect();
     let viewer = Network::new(&format!("n{}", seen.iter().position(|one| one.is_own).unwrap_or_default()));
-    divide(&mut groups, &viewer, steering.max_remote_percent);
+    let number = |network: &Network| network.as_str()[1..].parse::<usize>().expect("a number");
+    let ring = |from: &Network, to: &Network| {
+        let seconds = times.get(number(from)).map(|times| times[number(to)]);
+        seconds.map_or(u32::MAX, |seconds| distance(seconds).ring(&steering))
+    };
+    let max_remote_percent = steering.max_remote_percent;
+    divide(&mut groups, &Viewpoint { network: &viewer, max_remote_percent, ring: &ring });
     groups.into_iter().map(|group| f64::from(group.share) / f64::from(PARTS)).collect()
 }
 
@@ -166,25 +180,25 @@ fn nearest(seen: &[Seen], demand: fn(&Seen) -> Option<(u64, DemandSource)>) -> V
 const FILL: f64 = 0.8;
 
 /// A waterfall by what a control plane could know: declared capacities, and connections in flight as last published.
-fn declared(seen: &[Seen]) -> Vec<f64> {
+fn declared(seen: &[Seen], times: &[Vec<f64>]) -> Vec<f64> {
     let demand = seen.iter().find(|one| one.is_own).map_or(0.0, |own| own.load.demand);
     let residents = |one: &Seen| if one.is_own { 0.0 } else { one.load.demand };
     if demand == 0.0 {
-        nearest(seen, remembered)
+        nearest(seen, remembered, times)
     } else {
         rounded(waterfall(seen, demand, |one| FILL * one.declared - residents(one)))
     }
 }
 
 /// As `nearest`, but a region takes no more than the part of its own calls that it keeps, or of its room that it admits.
-fn adaptive(seen: &[Seen]) -> Vec<f64> {
+fn adaptive(seen: &[Seen], times: &[Vec<f64>]) -> Vec<f64> {
     let all = |one: &Seen| one.remembered as f64;
     let demand: f64 = seen.iter().filter(|one| one.is_own).map(all).sum();
     let room = |one: &Seen| match one.is_own {
         true => (1.4 * one.ready as f64).min(one.load.limits.keeps * demand),
         false => one.load.limits.admits * (1.4 * one.ready as f64 - all(one)),
     };
-    if demand == 0.0 { nearest(seen, remembered) } else { rounded(waterfall(seen, demand, room)) }
+    if demand == 0.0 { nearest(seen, remembered, times) } else { rounded(waterfall(seen, demand, room)) }
 }
 
 fn rounded(shares: Vec<f64>) -> Vec<f64> {

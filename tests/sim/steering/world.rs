@@ -507,7 +507,7 @@ impl World {
                 }
             };
             let seen: Vec<Seen> = (0..self.regions.len()).map(see).collect();
-            let shares = self.policy.divide(&seen, demands[viewer]);
+            let shares = self.policy.divide(&seen, demands[viewer], &self.distance);
             let before = std::mem::replace(&mut self.sent[viewer], shares.clone());
             let differs = |one: &[f64], other: &[f64]| {
                 one.len() != other.len() || one.iter().zip(other).any(|(a, b)| (a - b).abs() > 1.0 / 64.0)
