@@ -19,7 +19,7 @@ use isthmus_settings::export_tls::TlsSource;
 use isthmus_settings::listener::Listener;
 use isthmus_settings::network::NetworkPolicy;
 use isthmus_settings::peer::{
-    IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
+    Carry, IMPORT_PATTERNS_MAX, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits, place_of,
 };
 use isthmus_settings::policy::Mesh;
 use isthmus_settings::scope::{AddressScope, RegistryScope, Unlisted};
@@ -113,6 +113,9 @@ pub(super) fn warn_of_offers_without_gateways(
         let Some(node) = fields.at(&keys::Peer::EXPORT).filter(|node| !node.items().is_empty()) else {
             continue;
         };
+        if fields.get(&keys::Peer::CARRY).is_some_and(|carry| carry.contains(&Carry::FromPeer)) {
+            continue;
+        }
         let fault = match (has_gateways, fields.at(&keys::Peer::FROM)) {
             (true, Some(_)) => continue,
             (true, None) => {
@@ -125,6 +128,29 @@ pub(super) fn warn_of_offers_without_gateways(
             }
         };
         problems.warn(node.position, &list.index(index).key(keys::Peer::EXPORT.name()), fault);
+    }
+}
+
+/// Warns of carriers to peers that no caller by SNI may use, because no address is known to be on this gateway's own network.
+pub(super) fn warn_of_unknown_callers(
+    root: &Fields<'_>,
+    own: &Network,
+    networks: &[NetworkPolicy],
+    problems: &mut Problems,
+) {
+    if networks.iter().any(|network| network.name == *own && !network.cidrs.is_empty()) {
+        return;
+    }
+    let list = Path::Root.key(Root::PEERS.name());
+    for (index, fields, _) in root.maps(&Root::PEERS) {
+        let Some((carry, node)) = fields.found(&keys::Peer::CARRY) else { continue };
+        if carry.contains(&Carry::ToPeer) {
+            let fault = format!(
+                "found toPeer, but networks has no cidrs of this gateway's network {own}, so no caller by SNI may use the carriers: \
+                 only callers by HBONE with an identity of this mesh may"
+            );
+            problems.warn(node.position, &list.index(index).key(keys::Peer::CARRY.name()), fault);
+        }
     }
 }
 
@@ -197,6 +223,7 @@ impl Reader<'_> {
             }
         }
         self.not_too_many_patterns(fields, path);
+        self.check_carriers(fields, &dial, path);
         self.warn_of_shared_sources(fields, path);
         let peer = Arc::new(policy_of(fields, &name, who, unused_link, path));
         self.peers.trust.extend(peer.who.as_ref().map(|who| PeerTrust {
@@ -252,6 +279,16 @@ impl Reader<'_> {
             self.problems.error(node.position, &path.key(keys::Peer::DIAL.name()), fault);
         }
         dial
+    }
+
+    /// Warns of carriers that cannot be opened.
+    fn check_carriers(&mut self, fields: &Fields<'_>, dial: &[GatewayAddress], path: &Path<'_>) {
+        let Some((carry, node)) = fields.found(&keys::Peer::CARRY) else { return };
+        if carry.contains(&Carry::FromPeer) && dial.is_empty() {
+            let fault =
+                "found fromPeer, but no dial, so this gateway has no address at which it could open carriers";
+            self.problems.warn(node.position, &path.key(keys::Peer::CARRY.name()), fault);
+        }
     }
 
     /// Warns of addresses in `from` that an earlier peer has too: a caller from there belongs to both.
@@ -412,6 +449,7 @@ fn policy_of(
         from: fields.get(&keys::Peer::FROM).unwrap_or_default(),
         exports: exports.collect(),
         imports: imports.collect(),
+        carry: fields.get(&keys::Peer::CARRY).unwrap_or_default(),
         limits: PeerLimits {
             services: limits.get(&keys::PeerUse::SERVICES),
             memory: limits.get(&keys::PeerUse::MEMORY),

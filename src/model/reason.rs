@@ -146,6 +146,15 @@ reasons! {
     /// The endpoint cannot be reached from this host, or is this gateway itself.
     EndpointUnreachable = "endpoint_unreachable", by Some(Gateway), alert Some(InternalError), status Some(503),
         look at "the host's routing table; `detail`";
+    /// The service is one of a peer that is called on carriers, and this gateway has no carrier of the peer.
+    CarrierNone = "carrier_none", by Some(Gateway), alert Some(InternalError), status Some(503),
+        look at "`isthmus peers`; `peers[].carry` on both sides; the peer's gateways, which dial the carriers";
+    /// The carrier of the connection was lost.
+    CarrierLost = "carrier_lost", by Some(Endpoint), alert Some(InternalError), status Some(503),
+        look at "`isthmus peers`; the peer's gateway, and the path to it";
+    /// The call came from a peer or on a carrier, or has passed two gateways of this mesh, and would go out to a peer again.
+    HopLimit = "hop_limit", by Some(Gateway), alert Some(InternalError), status Some(508),
+        look at "`import` and `export` of the peers: two of them lead a name in a circle";
     /// The connection was reset because it had no pause in which it could be closed: it was older than `maxConnectionAge`, or a planned
     /// drain has emptied its endpoint or this gateway.
     Drained = "drained", by Some(Gateway), alert None, status None,
@@ -234,7 +243,7 @@ mod tests {
              no_sni, sni_invalid, sni_unknown, authority_unknown, not_exported, alpn_refused, source_denied, \
              proxy_protocol, tls_failed, identity_untrusted, identity_expired, identity_required, identity_denied, \
              bad_request, no_endpoints, all_unhealthy, endpoint_refused, endpoint_timeout, endpoint_unreachable, \
-             drained, client_reset, endpoint_reset, endpoint_closed, endpoint_not_tls, endpoint_alert, \
+             carrier_none, carrier_lost, hop_limit, drained, client_reset, endpoint_reset, endpoint_closed, endpoint_not_tls, endpoint_alert, \
              endpoint_silent, endpoint_vanished, \
              client_vanished, stalled, idle_timeout, half_close_timeout, limit_source, \
              limit_service, limit_global, draining, config_removed, killed, internal";

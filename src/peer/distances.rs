@@ -100,6 +100,7 @@ mod tests {
             from: Vec::new(),
             exports: Vec::new(),
             imports: Vec::new(),
+            carry: Vec::new(),
             limits: PeerLimits::default(),
         }
     }

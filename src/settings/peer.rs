@@ -30,9 +30,36 @@ pub struct Peer {
     /// The rules for services that are imported from the peer, in the order of the file. The first rule that matches a service
     /// applies.
     pub imports: Vec<PeerImport>,
+    /// The directions in which calls may cross on carriers; empty: in none.
+    pub carry: Vec<Carry>,
     /// The limits on services and connections of the peer.
     pub limits: PeerLimits,
 }
+
+/// A direction of calls that cross on carriers: connections that a gateway without an open port has dialled
+/// (`docs/federation.md, "Call a network without an open port"`).
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Carry {
+    /// The peer's callers reach this mesh: this gateway dials the peer's gateways, and holds the carriers open.
+    FromPeer,
+    /// Callers of this mesh reach the peer: this gateway accepts the carriers that the peer's gateways dial.
+    ToPeer,
+}
+
+impl Carry {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::FromPeer, Self::ToPeer];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::FromPeer => "fromPeer",
+            Self::ToPeer => "toPeer",
+        }
+    }
+}
+
+isthmus_model::words!(Carry);
 
 /// The identity and the trust domain of a peer.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -88,6 +115,12 @@ pub const LINK_PROTOCOL: &[u8] = b"isthmus-peer/1";
 
 /// The ALPN protocol of an enrolment's hello.
 pub const ENROL_PROTOCOL: &[u8] = b"isthmus-enrol/1";
+
+/// The ALPN protocol of a carrier's hello.
+pub const CARRY_PROTOCOL: &[u8] = b"isthmus-carry/1";
+
+/// The word in `Hello.features` of a gateway whose config allows carriers with the peer.
+pub const CARRY_FEATURE: &str = "carry";
 
 /// The limits on services and connections of one peer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -229,6 +262,11 @@ impl Peer {
     /// Returns true if the source addresses of this peer's SNI callers contain the address.
     pub fn has_source(&self, source: IpAddr) -> bool {
         self.from.iter().any(|block| block.contains(&source))
+    }
+
+    /// Returns true if the config allows calls on carriers in this direction.
+    pub fn carries(&self, direction: Carry) -> bool {
+        self.carry.contains(&direction)
     }
 
     /// Returns the rule that imports a service of the peer, by the name under which the peer exports it.

@@ -10,7 +10,7 @@ use super::export::ExportRule;
 use super::limits::{HboneLimits, Limits, Timeouts};
 use super::listener::Listener;
 use super::network::NetworkPolicy;
-use super::peer::Peer;
+use super::peer::{Carry, Peer};
 use super::route::Route;
 use super::steering::Steering;
 use super::tuning::ServiceTuning;
@@ -54,6 +54,11 @@ impl Policy {
     /// Returns true if a listener accepts HBONE, so that callers can request services by address.
     pub fn takes_hbone(&self) -> bool {
         self.listeners.iter().any(|listener| listener.protocol.takes_hbone())
+    }
+
+    /// Returns true if callers of this mesh reach the services of this peer on carriers.
+    pub fn carries_to(&self, peer: &str) -> bool {
+        self.peers.iter().any(|known| *known.name == *peer && known.carries(Carry::ToPeer))
     }
 
     /// Returns true if active checks are configured for any route or service.

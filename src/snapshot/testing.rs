@@ -329,6 +329,7 @@ pub fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
         from: Vec::new(),
         exports: exports.collect(),
         imports: Vec::new(),
+        carry: Vec::new(),
         limits: PeerLimits::default(),
     }
 }

@@ -12,6 +12,17 @@ use isthmus_model::trace::TraceParent;
 /// The response header that contains the reason, one word of a closed list.
 pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");
 
+/// The request header with the kind of a call that a gateway of a peer passes on.
+pub const CALL_HEADER: HeaderName = HeaderName::from_static(CALL);
+
+/// The request header with the trust domains of the gateways that have passed a call on, in their order.
+pub const PATH_HEADER: HeaderName = HeaderName::from_static(PATH);
+const CALL: &str = "isthmus-kind";
+const PATH: &str = "isthmus-path";
+
+/// The largest number of trust domains in a path.
+pub const PATH_MAX: usize = 8;
+
 /// The size of the largest accepted header list, in bytes (RFC 9113 §6.5.2).
 pub const HEADER_BYTES_MAX: usize = 16 * 1024;
 
@@ -35,6 +46,30 @@ pub struct ConnectHead {
     pub claims: Claims,
     /// The kind of proxy that the caller says it is.
     pub kind: CallerKind,
+    /// The kind of the call.
+    pub call: Call,
+    /// The trust domains of the gateways that have passed the call on; empty for a call of a workload.
+    pub path: Box<[Box<str>]>,
+}
+
+/// The kind of a call that a gateway of a peer passes on.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Call {
+    /// The stream carries what a CONNECT stream of the caller carries.
+    #[default]
+    Hbone,
+    /// The stream carries the caller's TLS, from its ClientHello on.
+    Sni,
+}
+
+impl Call {
+    /// Returns the kind as [`CALL_HEADER`] has it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Hbone => "hbone",
+            Self::Sni => "sni",
+        }
+    }
 }
 
 /// An error of a request that is not a valid CONNECT.
@@ -55,6 +90,12 @@ pub enum HeadFault {
     /// The named header occurs more than once.
     #[error("the request has the header {0} more than once")]
     Repeated(&'static str),
+    /// The kind of the call is unknown.
+    #[error("the header isthmus-kind is neither sni nor hbone")]
+    Call,
+    /// The path is malformed or too long.
+    #[error("the header isthmus-path is not a list of at most {} trust domains", PATH_MAX)]
+    Path,
 }
 
 impl HeadFault {
@@ -63,7 +104,9 @@ impl HeadFault {
         match self {
             Self::TooLarge => StatusCode::REQUEST_HEADER_FIELDS_TOO_LARGE,
             Self::Method => StatusCode::METHOD_NOT_ALLOWED,
-            Self::NoAuthority | Self::Authority(_) | Self::Repeated(_) => StatusCode::BAD_REQUEST,
+            Self::NoAuthority | Self::Authority(_) | Self::Repeated(_) | Self::Call | Self::Path => {
+                StatusCode::BAD_REQUEST
+            }
         }
     }
 }
@@ -72,7 +115,7 @@ impl HeadFault {
 const SOURCE: &str = "x-istio-source";
 /// The headers that may occur only once, because two readers could disagree on which of two is valid. `baggage` may come in
 /// parts (W3C Baggage §3.2).
-const SINGLE: [&str; 4] = ["traceparent", "forwarded", SOURCE, "x-forwarded-network"];
+const SINGLE: [&str; 6] = ["traceparent", "forwarded", SOURCE, "x-forwarded-network", CALL, PATH];
 /// The largest length of a claim in bytes; a longer claim is cut.
 const CLAIM_BYTES_MAX: usize = 253;
 /// The longest `tracestate` that is kept, in bytes; a longer one may be dropped (W3C Trace Context §3.3.1.5).
@@ -93,7 +136,28 @@ pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
         return Err(HeadFault::Repeated(name));
     }
     let kind = head.headers.get(SOURCE).map(|value| CallerKind::read(value.as_bytes())).unwrap_or_default();
-    Ok(ConnectHead { authority, claims: claims(&head.headers), kind })
+    let (call, path) = (call(&head.headers)?, path(&head.headers)?);
+    Ok(ConnectHead { authority, claims: claims(&head.headers), kind, call, path })
+}
+
+fn call(headers: &HeaderMap) -> Result<Call, HeadFault> {
+    let Some(text) = headers.get(CALL_HEADER) else { return Ok(Call::default()) };
+    let known = [Call::Sni, Call::Hbone].into_iter().find(|call| call.text().as_bytes() == text.as_bytes());
+    known.ok_or(HeadFault::Call)
+}
+
+/// Returns the trust domains of a path. That they are legal names is not checked, because they are only compared and shown.
+fn path(headers: &HeaderMap) -> Result<Box<[Box<str>]>, HeadFault> {
+    let Some(text) = headers.get(PATH_HEADER) else { return Ok(Box::default()) };
+    let text = text.to_str().map_err(|_| HeadFault::Path)?;
+    let is_domain = |hop: &str| {
+        (1..=CLAIM_BYTES_MAX).contains(&hop.len()) && hop.bytes().all(|byte| byte.is_ascii_graphic())
+    };
+    let hops: Vec<&str> = text.split(',').map(str::trim).take(PATH_MAX + 1).collect();
+    if hops.len() > PATH_MAX || !hops.iter().all(|hop| is_domain(hop)) {
+        return Err(HeadFault::Path);
+    }
+    Ok(hops.into_iter().map(Box::from).collect())
 }
 
 /// Returns the size of the header list of a CONNECT request, as RFC 9113 §6.5.2 counts it.
@@ -192,6 +256,25 @@ mod tests {
         for name in SINGLE {
             assert_eq!(read("CONNECT", "e:80", &[(name, "a"), (name, "b")]), Err(HeadFault::Repeated(name)));
         }
+    }
+
+    #[test]
+    fn a_call_that_a_gateway_passes_on_has_a_kind_and_a_path() {
+        let head = |headers: &[(&str, &str)]| read("CONNECT", "e:80", headers);
+        let plain = head(&[]).expect("good");
+        assert_eq!((plain.call, plain.path.len()), (Call::Hbone, 0));
+        let passed = head(&[("isthmus-kind", "sni"), ("isthmus-path", "east.example, west.example")]);
+        let passed = passed.expect("good");
+        assert_eq!(
+            (passed.call, &*passed.path),
+            (Call::Sni, &["east.example".into(), "west.example".into()][..])
+        );
+        assert_eq!(head(&[("isthmus-kind", "SNI")]), Err(HeadFault::Call));
+        let long = ["a"; PATH_MAX + 1].join(",");
+        for wrong in ["", "a,", "a b", &"x".repeat(CLAIM_BYTES_MAX + 1), &long] {
+            assert_eq!(head(&[("isthmus-path", wrong)]), Err(HeadFault::Path), "{wrong}");
+        }
+        assert!(head(&[("isthmus-path", &long[2..])]).is_ok());
     }
 
     #[test]

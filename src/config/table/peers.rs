@@ -11,7 +11,7 @@ use isthmus_document::tree::Node;
 use isthmus_model::name::is_dns_label;
 use isthmus_peer::enrolled::GatewayAddress;
 use isthmus_settings::export_tls::ExportTls;
-use isthmus_settings::peer::{NameTemplate, PeerLimits};
+use isthmus_settings::peer::{Carry, NameTemplate, PeerLimits};
 
 keys! {
     /// Another organisation that runs isthmus. Each side sends the other the services in its `export`, and takes those in its
@@ -44,6 +44,11 @@ keys! {
         EXPORT "export": form::List<PeerExport> => "nothing";
         /// Services that this gateway takes from the other side.
         IMPORT "import": form::List<PeerImport> => "nothing";
+        /// Directions in which calls cross on carriers: connections over which the other side's gateways call this one although it
+        /// has no open port, or the reverse. `fromPeer`: this gateway dials the addresses of `dial`, and holds carriers open for the
+        /// other side's calls. `toPeer`: this gateway accepts carriers, and callers on its own network, as `networks[].cidrs` and
+        /// their identities show, reach the other side's services through it. Both sides must agree.
+        CARRY "carry": form::NonEmpty<form::Choice<Carry>> => "no calls on carriers";
         /// After the link has been lost for this time, the other side's services are used only where no other registry has a
         /// ready endpoint.
         STALE_AFTER "staleAfter": form::Timeout = Duration::from_secs(30);

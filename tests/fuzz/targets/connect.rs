@@ -2,7 +2,7 @@
 
 use http::{HeaderName, HeaderValue, Method, Request, Uri};
 use isthmus::model::authority::Authority;
-use isthmus::wire::connect::read_head;
+use isthmus::wire::connect::{PATH_MAX, read_head};
 
 pub(super) fn run(data: &[u8]) {
     let mut lines = data.split(|byte| *byte == b'\n');
@@ -34,6 +34,10 @@ pub(super) fn run(data: &[u8]) {
             assert!(found.authority.port > 0);
             assert!(found.claims.workload.is_none_or(|workload| workload.len() <= 3 * 253 + 2));
             assert!(found.claims.trace_state.is_none_or(|state| state.len() <= 512));
+            assert!(
+                found.path.len() <= PATH_MAX
+                    && found.path.iter().all(|hop| !hop.is_empty() && hop.len() <= 253)
+            );
         }
         Err(fault) => assert!(fault.status().is_client_error(), "{fault}"),
     }

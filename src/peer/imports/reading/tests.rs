@@ -23,6 +23,7 @@ pub(in crate::imports) fn peer(limit: Option<usize>) -> Peer {
             rename: Some(NameTemplate::parse("{service}.{namespace}.here").expect("legal")),
             limit,
         }],
+        carry: Vec::new(),
         limits: PeerLimits::default(),
     }
 }
