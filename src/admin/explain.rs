@@ -343,6 +343,7 @@ fn decide(
     let limits = &snapshot.policy.limits;
     let of_source = steps.limit(of_source(limits, request.source, counters));
     let matched = match admit(snapshot, request, steps) {
+        Ok(Admission { carried: Some(_), matched, .. }) => matched,
         Ok(admission) => {
             let ask = ask(&admission, request.source);
             explanation.candidates = candidates(&ask, load);

@@ -75,11 +75,13 @@ pub(crate) fn admit(
     let draw = Some(core.numbers.random());
     let request = AdmissionRequest { listener, requested, source, alpn, identity, kind, local, draw };
     match admit::admit(snapshot, &request, &mut ()) {
-        Ok(Admission { matched, candidates, clusters, permit }) => {
+        Ok(Admission { matched, candidates, clusters, permit, carried }) => {
             note_match(&mut entry.record.borrow_mut(), matched);
             entry.facts.borrow_mut().admitted_by = Some(permit);
             take_slots(core, snapshot, entry)?;
-            Ok(Attempts::new(core, candidates, clusters))
+            let mut attempts = Attempts::new(core, candidates, clusters);
+            attempts.carried = carried;
+            Ok(attempts)
         }
         Err(refusal) => {
             let missing = || missing_for(snapshot, refusal.reason, requested).map(Into::into);

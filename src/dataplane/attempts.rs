@@ -11,6 +11,7 @@ use super::core::Core;
 use super::entry::Entry;
 use super::upstreams::{Failure, InFlight, Upstream, Verdict};
 use isthmus_balance::{Ask, FULL};
+use isthmus_decisions::decision::Carried;
 use isthmus_model::alert::Description;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
@@ -19,13 +20,15 @@ use isthmus_settings::tuning::Tuning;
 use isthmus_snapshot::candidates::{Candidate, Candidates};
 
 /// The largest number of endpoints that are tried for one connection.
-const ATTEMPTS_MAX: usize = 3;
+pub(crate) const ATTEMPTS_MAX: usize = 3;
 
 /// The attempts of one connection.
 pub(crate) struct Attempts {
     candidates: Arc<Candidates>,
     /// The clusters whose endpoints may be chosen; `None` means all.
     clusters: Option<Arc<[ClusterId]>>,
+    /// The service of a peer that is called on a carrier in place of a candidate.
+    pub(crate) carried: Option<Arc<Carried>>,
     balancer: Rc<Balancer>,
     /// The time at which the first attempt began.
     started: Option<Instant>,
@@ -90,6 +93,7 @@ impl Attempts {
         Self {
             candidates,
             clusters,
+            carried: None,
             balancer,
             started: None,
             count: 0,
@@ -109,6 +113,11 @@ impl Attempts {
     /// Returns the settings of the route or service.
     pub(crate) fn tuning(&self) -> &Tuning {
         &self.candidates.tuning
+    }
+
+    /// Returns the name of the route or service under which endpoints are counted.
+    pub(crate) fn group(&self) -> &Arc<str> {
+        &self.candidates.group
     }
 
     /// Returns the time at which the endpoint accepted the connection, for which the clock is not read again.
@@ -187,8 +196,10 @@ impl Attempts {
 
     /// Logs the ejection of the endpoint with this index, if it is ejected.
     fn report(&self, index: u32, reason: Reason, verdict: Verdict) {
-        if verdict == Verdict::Ejected {
-            let endpoint = self.candidate(index as usize).key.address;
+        if verdict == Verdict::Ejected
+            && let Some(candidate) = self.candidates.endpoints().get(index as usize)
+        {
+            let endpoint = candidate.key.address;
             tracing::warn!(service = &*self.candidates.group, %endpoint, %reason, "an endpoint is ejected after repeated failures");
         }
     }
@@ -270,7 +281,7 @@ impl Attempts {
     pub(crate) fn failures(&self) -> Option<String> {
         let failed = self.tried().iter().zip(&self.failed);
         let text = |(index, reason): (&u32, &Option<Reason>)| {
-            Some(format!("{}: {}", self.candidate(*index as usize).key.address, (*reason)?))
+            Some(format!("{}: {}", self.candidates.endpoints().get(*index as usize)?.key.address, (*reason)?))
         };
         let texts: Vec<String> = failed.filter_map(text).collect();
         (!texts.is_empty()).then(|| texts.join(", "))

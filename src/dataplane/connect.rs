@@ -11,6 +11,7 @@ use tokio::time::Instant;
 use self::dial::{Dialled, Target, is_own_fault};
 use self::race::{Race, RaceEnd};
 use super::attempts::Attempts;
+use super::carriers::call::call;
 use super::core::Core;
 use super::entry::Entry;
 use super::upstreams::InFlight;
@@ -54,6 +55,13 @@ pub(crate) async fn connect(
     client: Option<&TcpStream>,
     attempts: &mut Attempts,
 ) -> Result<Connected, Reason> {
+    if let Some(to) = attempts.carried.clone() {
+        let (socket, in_flight) = Box::pin(call(core, entry, client, &to, attempts)).await?;
+        taken_up(core, entry, attempts, Instant::now());
+        // The workloads end a stream that carries their own tunnel by a cancellation, on a carrier as anywhere.
+        let encapsulation = if entry.is_stream() { Encapsulation::Hbone } else { Encapsulation::None };
+        return Ok(Connected { socket, in_flight, encapsulation });
+    }
     loop {
         let index = attempts.next(core, entry)?;
         // Another worker may have taken the last place since the choice.

@@ -4,11 +4,12 @@ use tokio::net::TcpStream;
 
 use super::admission::{Asked, admit, admit_accepted, admit_caller, newest};
 use super::attempts::{Attempts, Replay};
+use super::carriers::accepted;
 use super::connect::{Connected, connect};
 use super::core::Registration;
 use super::handover;
 use super::hbone;
-use super::hello::{is_hbone, note_hello, purpose_of};
+use super::hello::{is_carrier, is_hbone, note_hello, purpose_of};
 use super::peek::{Accepted, Peeked, Unserved, peek};
 use super::permits::LimitRefusal;
 use super::refuse::{self, Farewell};
@@ -42,6 +43,8 @@ enum Ending {
     /// The connection is a peer's link or enrolment, which another part of the program serves; these are the bytes read so
     /// far.
     Link(Purpose, Box<[u8]>),
+    /// The connection is a carrier that a peer's gateway opens; these are the bytes read so far.
+    Carrier(Box<[u8]>),
 }
 
 /// Serves an accepted connection to its end, or until its bytes show that it is HBONE or a peer's link.
@@ -76,6 +79,11 @@ pub(crate) async fn serve(accepted: Accepted) {
         Ending::Hbone(hello) => {
             let Accepted { registration, listener, client } = accepted;
             hbone::take_over(registration, &listener, client, hello);
+        }
+        Ending::Carrier(hello) => {
+            let Accepted { registration, client, .. } = accepted;
+            let core = registration.core.clone();
+            core.scope.spawn(Box::pin(accepted::serve(registration, client, hello)));
         }
         Ending::Link(purpose, hello) => {
             let Accepted { registration, client, .. } = accepted;
@@ -138,6 +146,9 @@ fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<Attempts, Unserved
             {
                 return Err(Unserved::Link(purpose, peeked.bytes.into()));
             }
+            if !snapshot.policy.peers.is_empty() && is_carrier(listener.protocol, hello) {
+                return Err(Unserved::Carrier(peeked.bytes.into()));
+            }
             let alpn = hello.alpn.unwrap_or(Protocols::NONE);
             let is_hbone = is_hbone(listener.protocol, hello);
             if is_hbone && alpn.iter().any(|name| name == b"h2") {
@@ -182,6 +193,7 @@ fn unserved_end(unserved: Unserved, client: &TcpStream) -> Ending {
         Unserved::Refused(reason) => Ending::Refused(reason),
         Unserved::Hbone(hello) => Ending::Hbone(hello),
         Unserved::Link(purpose, hello) => Ending::Link(purpose, hello),
+        Unserved::Carrier(hello) => Ending::Carrier(hello),
     }
 }
 

@@ -20,6 +20,7 @@ use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, Proxied};
 use isthmus_model::side::Side;
 use isthmus_net::admission::Holder;
 use isthmus_net::own::OwnDial;
+use isthmus_settings::peer::place_of;
 use isthmus_snapshot::candidates::Candidate;
 use isthmus_tasks::latest::Latest;
 use isthmus_telemetry::local::{Destination, ListenerCounts, RelayPath};
@@ -262,6 +263,14 @@ impl Entry {
         let mut record = self.record.borrow_mut();
         record.endpoint_cluster = Some(candidate.cluster.shared());
         record.endpoint_locality = Some(candidate.locality.shared());
+    }
+
+    /// Records that the connection is to go over a carrier of a peer, whose gateway has this address.
+    pub(crate) fn goes_over(&self, address: SocketAddr, peer: &str) {
+        let mut record = self.record.borrow_mut();
+        record.attempts = record.attempts.saturating_add(1);
+        record.endpoint = Some(address);
+        record.endpoint_cluster = Some(place_of(peer).into());
     }
 
     /// Records the address of the endpoint that is being dialled.

@@ -13,11 +13,14 @@ use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use super::carriers::pool::Carriers;
 use super::checks;
 use super::entry::Transit;
 use super::parcel::{Parcel, Place};
 use super::permits;
-use super::shared::{Condemned, Hbone, LargestHolder, Message, Parked, Queue, Shared, WorkerHandle};
+use super::shared::{
+    Condemned, Hbone, HbonePlace, LargestHolder, Message, Parked, Queue, Shared, WorkerHandle,
+};
 use super::socket_key::SocketKey;
 use super::upstreams::Upstreams;
 use super::withdrawals::{Which, Withdrawal, WithdrawalError};
@@ -32,11 +35,12 @@ use isthmus_net::admission::services::Services;
 use isthmus_net::budget::{
     checks_for, connections_for, dns_connections_for, http_connections_for, xds_connections_for,
 };
-use isthmus_net::handed::HandedOver;
+use isthmus_net::handed::{Carrying, HandedOver};
 use isthmus_net::listen::Listening;
 use isthmus_net::memory::{Judgement, Measured, set_budget};
 use isthmus_net::own::OwnAddresses;
 use isthmus_settings::limits::Limits;
+use isthmus_settings::peer::CARRY_PROTOCOL;
 use isthmus_telemetry::Telemetry;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::server::mutual;
@@ -155,6 +159,9 @@ impl Dataplane {
     ) -> std::io::Result<Self> {
         let tls = mutual(context.certificate.clone(), context.trust.clone(), Shower::Client, &[b"h2"]);
         let tls = Arc::new(tls.map_err(std::io::Error::other)?);
+        let (certificate, trust) = (context.certificate.clone(), context.trust.clone());
+        let carriers = mutual(certificate, trust, Shower::Gateway, &[CARRY_PROTOCOL]);
+        let carriers = Arc::new(carriers.map_err(std::io::Error::other)?);
         let (mailboxes, messages): (Vec<_>, Vec<_>) = (0..workers).map(|_| mpsc::channel(MAILBOX)).unzip();
         let shared = Arc::new(Shared {
             process: RandomState::new().hash_one(()),
@@ -173,9 +180,10 @@ impl Dataplane {
             checks: watch::Sender::default(),
             own,
             workers: mailboxes.into_iter().map(WorkerHandle::new).collect(),
-            hbone: Hbone { tls, context },
+            hbone: Hbone { tls, carriers, context },
             holders: Arc::default(),
             memory: watch::Sender::default(),
+            carriers: Arc::default(),
             links,
             kernel_memory: Arc::default(),
         });
@@ -304,6 +312,26 @@ impl Control {
     /// Returns the bandwidth that is used of each limit.
     pub fn bandwidths(&self) -> &Bandwidths {
         &self.shared.limits.bandwidths
+    }
+
+    /// Returns the carriers in use.
+    pub fn carriers(&self) -> &Arc<Carriers> {
+        &self.shared.carriers
+    }
+
+    /// Serves the carriers that arrive until there are no more. Each goes to the worker with the fewest HBONE connections.
+    pub fn carry(&self, mut arriving: mpsc::Receiver<Carrying>) -> impl Future<Output = ()> + Send + use<> {
+        let shared = self.shared.clone();
+        async move {
+            while let Some(carrying) = arriving.recv().await {
+                let workers = shared.workers.iter().enumerate();
+                let count = |worker: &WorkerHandle| worker.hbone_connections.load(Ordering::Relaxed);
+                let Some((index, worker)) = workers.min_by_key(|(_, worker)| count(worker)) else { break };
+                let place = HbonePlace::take(&shared, index);
+                // This fails only if the worker's thread has ended. The dialling task finds its sender dropped.
+                let _ = worker.mailbox.send(Message::Carry(Box::new(carrying), place)).await;
+            }
+        }
     }
 
     /// Returns the limits that have refused connections within the last minute.

@@ -184,7 +184,8 @@ fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::P
             own: *tls == ExportTls::Own,
         },
         // Callers of a peer prove their identity by HBONE.
-        Permit::Peer(_) => return None,
+        // The other end of a carrier's stream is in this process, too.
+        Permit::Peer(_) | Permit::Carried => return None,
     };
     let connection = record.borrow().clone();
     connection.endpoint?;

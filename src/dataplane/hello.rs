@@ -5,22 +5,32 @@ use isthmus_model::record::ConnectionRecord;
 use isthmus_model::trace::TraceId;
 use isthmus_net::handed::Purpose;
 use isthmus_settings::listener::ListenerProtocol;
-use isthmus_settings::peer::{ENROL_PROTOCOL, LINK_PROTOCOL};
+use isthmus_settings::peer::{CARRY_PROTOCOL, ENROL_PROTOCOL, LINK_PROTOCOL};
 use isthmus_wire::client_hello::Hello;
 
 /// Returns the purpose of a connection from a peer's gateway, recognised by its hello: no server name, and a single ALPN
 /// protocol (`proto/isthmus/peer/README.md, "Connection"`). Returns `None` for other connections.
 pub(crate) fn purpose_of(protocol: ListenerProtocol, hello: &Hello<'_>) -> Option<Purpose> {
+    match only_protocol(protocol, hello)? {
+        LINK_PROTOCOL => Some(Purpose::Link),
+        ENROL_PROTOCOL => Some(Purpose::Enrolment),
+        _ => None,
+    }
+}
+
+/// Returns true if the hello is that of a carrier.
+pub(crate) fn is_carrier(protocol: ListenerProtocol, hello: &Hello<'_>) -> bool {
+    only_protocol(protocol, hello) == Some(CARRY_PROTOCOL)
+}
+
+/// Returns the single ALPN protocol of a hello without a server name, on a listener that takes connections of gateways.
+fn only_protocol<'a>(protocol: ListenerProtocol, hello: &Hello<'a>) -> Option<&'a [u8]> {
     if !protocol.takes_hbone() || hello.server_name.is_some() {
         return None;
     }
     let mut offered = hello.alpn?.iter();
-    let purpose = match offered.next()? {
-        name if name == LINK_PROTOCOL => Purpose::Link,
-        name if name == ENROL_PROTOCOL => Purpose::Enrolment,
-        _ => return None,
-    };
-    offered.next().is_none().then_some(purpose)
+    let only = offered.next()?;
+    offered.next().is_none().then_some(only)
 }
 
 /// Returns true if the hello is that of an HBONE connection. On a listener for both protocols, that is a hello without a

@@ -26,6 +26,7 @@
 //!   those that an operator names. `bandwidth` counts connections under limits of bandwidth, and `shares` applies the shares of one.
 //!   `announce` writes PROXY headers. `pacer` limits TLS handshakes to one step a turn.
 //!   `holders` counts what HBONE holds over all workers, and bounds it.
+//! - `carriers`: connections with gateways of peers on which calls cross, dialled by the side that has no open port.
 //! - `checks` is the health checks: `checks/dial` dials an endpoint, `checks/schedule` says when. `upstreams` is the run-time
 //!   state of endpoints: ejection, the verdicts of checks, and `times`; `endpoint_state` is that state in one word for operators;
 //!   `withdrawals` are the endpoints that operators have taken out.
@@ -41,6 +42,7 @@ pub(crate) mod attempts;
 pub(crate) mod balancer;
 pub(crate) mod bandwidth;
 pub(crate) mod buffers;
+pub mod carriers;
 pub mod checks;
 pub(crate) mod clock;
 pub(crate) mod connect;

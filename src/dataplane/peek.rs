@@ -90,6 +90,8 @@ pub(crate) enum Unserved {
     Hbone(Box<[u8]>),
     /// The connection is a peer's link or enrolment; these are the bytes read so far.
     Link(Purpose, Box<[u8]>),
+    /// The connection is a carrier that a peer's gateway opens; these are the bytes read so far.
+    Carrier(Box<[u8]>),
 }
 
 /// Reads the first bytes, until the deadline of the listener's policy, and returns the result of `decide` for them. `decide` gets them in

@@ -4,6 +4,7 @@ use std::rc::Rc;
 
 use super::admission::admit_caller;
 use super::bandwidth;
+use super::carriers::listener::of_name;
 use super::connections::AT_ONCE;
 use super::core::Core;
 use super::entry::Entry;
@@ -68,7 +69,9 @@ pub(crate) fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         return false;
     }
     let authority = record.authority().and_then(|authority| Authority::parse(authority).ok());
-    let Some(listener) = snapshot.listener(&entry.listener.name) else {
+    let of_carriers = of_name(&entry.listener.name);
+    let configured = snapshot.listener(&entry.listener.name).map(|listener| &**listener);
+    let Some(listener) = configured.or(of_carriers.as_ref()) else {
         return true;
     };
     if facts.admitted_by.is_none() && !entry.carries_streams() {

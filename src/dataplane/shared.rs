@@ -9,6 +9,7 @@ use std::time::Duration;
 use tokio::sync::{mpsc, oneshot, watch};
 use tokio::time::Instant;
 
+use super::carriers::pool::Carriers;
 use super::checks::Summary;
 use super::entry::{Entry, Transit};
 use super::holders::Holders;
@@ -20,7 +21,7 @@ use super::upstreams::Upstreams;
 use super::withdrawals::Which;
 use isthmus_model::record::ConnectionRecord;
 use isthmus_net::admission::Holder;
-use isthmus_net::handed::HandedOver;
+use isthmus_net::handed::{Carrying, HandedOver};
 use isthmus_net::memory::Judgement;
 use isthmus_net::own::OwnAddresses;
 use isthmus_settings::listener::Listener;
@@ -56,6 +57,8 @@ pub(crate) struct Shared {
     pub(crate) holders: Arc<Holders>,
     /// The newest state of the memory budget.
     pub(crate) memory: watch::Sender<Judgement>,
+    /// The carriers in use.
+    pub(crate) carriers: Arc<Carriers>,
     /// The queue to the server of peer links.
     pub(crate) links: mpsc::Sender<HandedOver>,
     /// The kernel memory of the connections of all workers whose peers do not read.
@@ -90,6 +93,8 @@ impl WorkerHandle {
 pub(crate) struct Hbone {
     /// The server configuration for mutual TLS.
     pub(crate) tls: Arc<rustls::ServerConfig>,
+    /// The server configuration for carriers of peers' gateways.
+    pub(crate) carriers: Arc<rustls::ServerConfig>,
     /// This gateway's certificate and trust bundle.
     pub(crate) context: NodeContext,
 }
@@ -105,6 +110,8 @@ pub(crate) enum Message {
     Retire { listener: Arc<str>, before: Instant, within: Duration },
     /// Serves a connection that another worker has accepted.
     Arrive(Box<Arrival>),
+    /// Serves a carrier over a connection to a peer's gateway.
+    Carry(Box<Carrying>, HbonePlace),
     /// Checks live connections again, because a new config file or trust bundle may not admit them any more.
     Readmit,
     /// Ends live connections on the order of an operator; answers with their number.

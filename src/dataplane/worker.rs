@@ -10,6 +10,7 @@ use futures_util::future::join_all;
 use tokio::sync::{mpsc, oneshot};
 use tokio::time::Instant;
 
+use super::carriers::dialled;
 use super::clock::TICK;
 use super::connections::AT_ONCE;
 use super::core::Core;
@@ -76,6 +77,9 @@ impl Worker {
                 core.scope.spawn(end_listener(core.clone(), listener, before, within));
             }
             Message::Arrive(arrival) => hbone::arrive(core, *arrival),
+            Message::Carry(carrying, place) => {
+                core.scope.spawn(Box::pin(dialled::serve(core.clone(), *carrying, place)));
+            }
             Message::Readmit => core.scope.spawn(readmit_all(core.clone())),
             Message::Kill { which, answer } => core.scope.spawn(kill(core.clone(), which, answer)),
             Message::Connections { to, answer } => core.scope.spawn(list(core.clone(), to, answer)),

@@ -26,10 +26,13 @@ use isthmus_snapshot::listener_routes::ListenerRoutes;
 use isthmus_snapshot::service_view::{OfferedCandidates, PortView, ServiceView};
 
 mod by_route;
+mod carried;
 mod waypoint;
 
 pub use self::by_route::{Held, held};
 use self::by_route::{admit_at_gateways, admit_nameless, admit_raw, follow};
+pub use self::carried::admit_path;
+use self::carried::{admit_carried, admit_carried_name, admit_carried_port};
 use self::waypoint::{Way, way};
 
 /// A request, with the snapshot and the peers that decide on it.
@@ -150,7 +153,7 @@ pub fn readmit(snapshot: &Snapshot, request: &AdmissionRequest<'_>, permit: &Per
         Ok(_) => true,
         Err(refusal) if refusal.reason == Reason::NoEndpoints => true,
         Err(refusal) => match permit {
-            Permit::Route | Permit::Peer(_) => false,
+            Permit::Route | Permit::Peer(_) | Permit::Carried => false,
             // The route is of a registry, and only its listener and the routes of the config can end the connection.
             Permit::GatewayRoute => refusal.reason != Reason::SourceDenied,
             Permit::Export { hostname, port, .. } => {
@@ -204,9 +207,7 @@ fn admit_requested(asking: &Asking<'_>, trace: &mut impl Trace) -> Result<Admiss
     // Otherwise the first of these peers is added to `matched`.
     let of = |matched: RouteMatch| RouteMatch { peer: matched.peer.or(peer), ..matched };
     match answer {
-        Ok(Admission { matched, candidates, clusters, permit }) => {
-            Ok(Admission { matched: of(matched), candidates, clusters, permit })
-        }
+        Ok(admission) => Ok(Admission { matched: of(admission.matched), ..admission }),
         Err(Refusal { reason, matched }) => Err(Refusal { reason, matched: of(matched) }),
     }
 }
@@ -323,6 +324,9 @@ fn admit_hostname(
         };
         return admit_exported(asking, &found, view, "", AskedBy::Authority, trace);
     }
+    if let Some(answer) = admit_carried_port(asking, name.as_str(), port, MatchKind::Authority, trace) {
+        return answer;
+    }
     let Some(service) = asking.snapshot.service(name.as_str()) else {
         trace.step(|| format!("no service {name} is known"));
         return Err(asking.unknown(name.as_str(), Reason::AuthorityUnknown, trace).into());
@@ -360,6 +364,9 @@ fn admit_address(
         if let Some(port) = virtual_port {
             trace.step(|| format!("{address} is a virtual address and port of the service {name}"));
             let matched = matched(MatchKind::VirtualAddress, port.port);
+            if asking.snapshot.is_carried(service) {
+                return admit_carried(asking, service, port, matched, trace);
+            }
             match admit_service(asking, service, port, "", AskedBy::Authority, matched, trace) {
                 Ok(admission) => return Ok(admission),
                 Err(refused) => refusal = refused,
@@ -418,6 +425,9 @@ fn admit_name(
         return follow(asking, entry, MatchKind::ExactRoute, trace);
     }
     trace.step(|| without_exact(&routes, name));
+    if let Some(answer) = admit_carried_name(asking, name, trace) {
+        return answer;
+    }
     match read(name) {
         Dialect::Mesh(mesh) => admit_mesh_name(asking, &mesh, trace),
         Dialect::Malformed => {
@@ -617,7 +627,7 @@ fn connectable(
                     candidates.endpoints().iter().filter(|endpoint| in_scope(&endpoint.cluster)).count();
                 format!("endpoints on this gateway's own network: {count}")
             });
-            Ok(Admission { matched, candidates, clusters, permit })
+            Ok(Admission { matched, candidates, clusters, permit, carried: None })
         }
         _ => {
             trace.step(|| "no endpoint on this gateway's own network can be used".to_owned());

@@ -153,6 +153,19 @@ pub struct Admission {
     pub clusters: Option<Arc<[ClusterId]>>,
     /// The part of the policy that admitted the caller.
     pub permit: Permit,
+    /// The service of a peer that is called on a carrier, in place of one of the candidates; `None`: one of the candidates.
+    pub carried: Option<Arc<Carried>>,
+}
+
+/// A service of a peer, as a gateway asks for it on a carrier.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Carried {
+    /// Our name for the peer.
+    pub peer: Arc<str>,
+    /// The name under which the peer exports the service.
+    pub exported_name: HostName,
+    /// The service port.
+    pub port: u16,
 }
 
 /// The part of the policy that admitted a connection; a reload that removes it ends the connection.
@@ -173,6 +186,8 @@ pub enum Permit {
     },
     /// The export of a service to a peer.
     Peer(Arc<PeerPermit>),
+    /// The import of a service that a peer offers on carriers.
+    Carried,
 }
 
 /// The export of a service to a peer, as it was when the peer's caller was admitted.

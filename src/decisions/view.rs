@@ -80,7 +80,7 @@ pub struct Neighbourhood {
     /// The networks, in order. `None` if the network of any endpoint is unknown, or a cluster keeps the service to its own callers:
     /// which viewers get an endpoint depends on their clusters.
     networks: Option<Box<[Network]>>,
-    /// True if the distances from the viewer's network matter.
+    /// True if the distances from the viewer's network, or its gateways, matter.
     is_steered: bool,
 }
 
@@ -93,7 +93,8 @@ impl Neighbourhood {
         let is_known = !is_local && networks.iter().all(|network| !network.is_unknown());
         let is_steered = snapshot.service(hostname).is_some_and(|service| {
             let tuning = snapshot.policy.tuning.of(&service.name);
-            tuning.steering.is_on()
+            // A service on carriers is reached through the gateways of the viewer's own network.
+            tuning.steering.is_on() || snapshot.is_carried(service)
         });
         Self { networks: is_known.then_some(networks), is_steered }
     }
@@ -522,7 +523,8 @@ impl<'a> Horizon<'a> {
     fn note_unready(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) {
         let (viewer, network, cluster) = (self.viewer, endpoint.network, &endpoint.origin.cluster);
         let has_gateway = || {
-            let entry = self.snapshot.networks.get(network);
+            let entry =
+                self.snapshot.networks.get(gateway_network(self.snapshot, self.service, viewer, network));
             let mut gateways = entry.into_iter().flat_map(|entry| &entry.gateways);
             gateways.any(|gateway| UsableGateway::new(gateway, viewer).is_some())
         };
@@ -718,6 +720,17 @@ impl<'a> Horizon<'a> {
         name_once(&mut assignment.entries);
         assignment.excluded = excluded(self.excluded);
     }
+}
+
+/// Returns the network whose gateways lead a viewer to the service's endpoints on a network: that network, or the viewer's own if the
+/// service is called on carriers.
+pub fn gateway_network<'a>(
+    snapshot: &Snapshot,
+    service: &ServiceView,
+    viewer: &'a Viewer,
+    network: &'a Network,
+) -> &'a Network {
+    if snapshot.is_carried(service) { &viewer.network } else { network }
 }
 
 /// Returns true if the rule admits callers of the viewer's protocol. SNI callers have no identity, so rules that require an identity do

@@ -13,14 +13,14 @@ use super::exports::ExportIndex;
 use super::gateway_table::GatewayTable;
 use super::inputs::Inputs;
 use super::networks::{GatewayDrains, NetworkTable};
-use super::owners::AddressIndex;
+use super::owners::{AddressIndex, OwnerMap};
 use super::routes::RouteTable;
 use super::service_view::{ServiceView, Site};
 use isthmus_model::name::HostName;
 use isthmus_model::place::{Locality, Network};
 use isthmus_registry::change::Dirty;
 use isthmus_registry::name_index::NameMap;
-use isthmus_settings::peer::Peer;
+use isthmus_settings::peer::{Peer, is_place_of_peer};
 
 /// For each network, the services with an endpoint on it.
 pub(super) type ServicesBehind = std::collections::BTreeMap<Network, NameMap<()>>;
@@ -37,6 +37,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         services: NameMap::default(),
         addresses: AddressIndex::default(),
         peer_names: Arc::new(PeerNames::new(&inputs.policy.peers)),
+        carried: OwnerMap::default(),
         trust_roots: inputs.trust_roots.clone(),
         behind: Arc::default(),
         networks: Arc::new(NetworkTable::new(inputs)),
@@ -102,6 +103,10 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
         };
         let moved = |network: &Network| localities(previous, network) != localities(&next, network);
         delta.everything = inputs.policy.steers() && changed.iter().any(moved);
+        // Viewers reach services on carriers through the gateways of their own networks.
+        if changed.iter().any(|network| !is_place_of_peer(network.as_str())) {
+            services.extend(next.carried.keys().into_iter().flat_map(|name| next.carried.get(name)).cloned());
+        }
         delta.networks = changed;
     }
     if !Arc::ptr_eq(&previous.trust_roots, inputs.trust_roots) {
@@ -156,6 +161,15 @@ impl Snapshot {
         }
         if !self.peer_names.is_empty() {
             Arc::make_mut(&mut self.peer_names).renew(old.as_deref(), view.as_deref());
+        }
+        let exported = |view: Option<&ServiceView>| {
+            let import = view?.import.as_ref().filter(|import| inputs.policy.carries_to(&import.peer))?;
+            Some(import.exported_name.clone())
+        };
+        let (before, after) = (exported(old.as_deref()), exported(view.as_deref()));
+        if before != after {
+            before.iter().for_each(|exported| self.carried.remove(exported, name));
+            after.into_iter().for_each(|exported| self.carried.insert(exported, name));
         }
         self.move_behind(name, old.as_deref(), view.as_deref());
     }

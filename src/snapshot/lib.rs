@@ -52,7 +52,7 @@ use exported::{PeerNames, PeersOf};
 use exports::ExportIndex;
 use gateway_table::GatewayTable;
 use networks::NetworkTable;
-use owners::AddressIndex;
+use owners::{AddressIndex, OwnerMap};
 use recent::RecentIdentities;
 use remembered::Remembered;
 use routes::{Resolved, RouteTable};
@@ -89,6 +89,8 @@ pub struct Snapshot {
     pub(crate) addresses: AddressIndex,
     /// The names under which peers know our services.
     pub(crate) peer_names: Arc<PeerNames>,
+    /// The services of peers that are called on carriers, by the names under which the peers export them.
+    pub(crate) carried: OwnerMap<HostName>,
     /// The root certificates of trust domains at the time of the build.
     pub trust_roots: Arc<TrustRoots>,
     pub(crate) behind: Arc<ServicesBehind>,
@@ -192,6 +194,17 @@ impl Snapshot {
     /// Returns the services that have the address, in order of host name. There are none if no listener accepts HBONE.
     pub fn services_of_address(&self, address: &IpAddr) -> impl Iterator<Item = &HostName> {
         self.addresses.get(address)
+    }
+
+    /// Returns the service that a peer exports under this name, and that is called on the peer's carriers. If several peers export
+    /// the name, it is the service with the lowest host name here.
+    pub fn carried(&self, exported: &str) -> Option<&Arc<ServiceView>> {
+        self.service(self.carried.get(exported).next()?.as_str())
+    }
+
+    /// Returns true if callers of this mesh reach the service on carriers of its peer.
+    pub fn is_carried(&self, service: &ServiceView) -> bool {
+        service.import.as_ref().is_some_and(|import| self.policy.carries_to(&import.peer))
     }
 
     /// Returns the operator's routes.

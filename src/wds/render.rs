@@ -12,7 +12,7 @@ use std::sync::Arc;
 use isthmus_ads::kind::ResourceKind;
 use isthmus_ads::resource::Resource;
 use isthmus_ads::ztunnel::Kind;
-use isthmus_decisions::view::{Entry, EntryKind, Viewer, capacities, view};
+use isthmus_decisions::view::{Entry, EntryKind, Viewer, capacities, gateway_network, view};
 use isthmus_model::address::canonical_ip;
 use isthmus_model::ambient::{Workload, WorkloadKind};
 use isthmus_model::endpoint::{Encapsulation, HBONE_PORT, Health};
@@ -105,8 +105,10 @@ pub fn service(snapshot: &Snapshot, hostname: &HostName, viewer: &Viewer) -> Opt
     let mut others = BTreeMap::new();
     let mut unverifiable = BTreeSet::new();
     for (at, (shares, ports)) in grouped(far).into_iter().enumerate() {
-        let verified: Vec<Option<(Made, &Gateway)>> =
-            shares.iter().map(|(network, address, _)| gateway(snapshot, network, *address)).collect();
+        let verified: Vec<Option<(Made, &Gateway)>> = shares
+            .iter()
+            .map(|(network, address, _)| gateway(snapshot, found, viewer, network, *address))
+            .collect();
         // The capacities of the gateways of each network: of all, and of those whose identity is known.
         let mut sums: BTreeMap<&Network, (u64, u64)> = BTreeMap::new();
         for ((network, _, capacity), gateway) in shares.iter().zip(&verified) {
@@ -294,10 +296,13 @@ fn cluster_behind(found: &ServiceView, network: &Network, gateway: &Gateway) -> 
 /// Returns a gateway as a workload, and its entry; `None` if its identity is unknown or not one that a workload can have.
 fn gateway<'a>(
     snapshot: &'a Snapshot,
+    service: &ServiceView,
+    viewer: &Viewer,
     network: &Network,
     address: SocketAddr,
 ) -> Option<(Made, &'a Gateway)> {
-    let mut all = snapshot.networks().get(network)?.gateways.iter();
+    let entrance = gateway_network(snapshot, service, viewer, network);
+    let mut all = snapshot.networks().get(entrance)?.gateways.iter();
     let entry = all.find(|entry| {
         entry.gateway.hbone_port == Some(address.port()) && entry.addresses.contains(&address.ip())
     })?;

@@ -6,6 +6,7 @@ use std::rc::Rc;
 use std::sync::Arc;
 
 use super::meter::ConnectionStats;
+use crate::carriers::pool::Registered;
 use crate::entry::Peer;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::Proxied;
@@ -32,6 +33,8 @@ pub(super) struct HboneConnection {
     pub(super) streams: Cell<u32>,
     /// The reason to end the connection with, once it is decided; the client is then sent the last frames.
     pub(super) ending: Cell<Option<Reason>>,
+    /// The place among the carriers, if the connection is one that a peer's callers use.
+    pub(super) carrier: Option<Registered>,
 }
 
 impl HboneConnection {

@@ -47,14 +47,14 @@ const LINGER: Duration = Duration::from_secs(1);
 
 /// Serves a connection to its end. This is not an `async fn` because that future would reserve space for the connection
 /// three times, 2.5 KiB each.
-pub(super) fn drive<'a>(
+pub(crate) fn drive<'a>(
     core: &'a Rc<Core>,
     entry: &'a Rc<Entry>,
     listener: Arc<Listener>,
     limits: HboneLimits,
     agreed: Agreed,
 ) -> impl Future<Output = Reason> + use<'a> {
-    let Agreed { mut connection, stats, peer, socket } = agreed;
+    let Agreed { mut connection, stats, peer, socket, carrier } = agreed;
     let holding = Holding::new(core.clone(), peer.clone(), limits.held_per_connection, entry.clone());
     let ConnectionRecord { source, proxied, local, .. } = entry.record.borrow().clone();
     let shared = Rc::new(HboneConnection {
@@ -67,6 +67,7 @@ pub(super) fn drive<'a>(
         stats,
         streams: Cell::new(0),
         ending: Cell::new(None),
+        carrier,
     });
     let timer = Box::pin(sleep_until(shared.stats.heard() + PING_INTERVAL));
     let mut driver = Driver {

@@ -10,15 +10,16 @@ use std::time::{Duration, SystemTime};
 
 use bytes::Bytes;
 use h2::server;
+use rustls::ServerConfig;
 use tokio::net::TcpStream;
-use tokio_rustls::TlsAcceptor;
-use tokio_rustls::server::TlsStream;
+use tokio_rustls::{TlsAcceptor, TlsStream, server as server_tls};
 
 use super::held::{bounds, holds_much};
 use super::meter::ConnectionStats;
 use super::metered::Metered;
 use super::transport::{FRAME, RECORDS, Transport};
 use crate::admission::{admit_caller, newest};
+use crate::carriers::pool::Registered;
 use crate::core::Core;
 use crate::entry::{Entry, Peer};
 use crate::peek::Waiting;
@@ -66,7 +67,7 @@ const SHORT_WINDOW: u32 = 256 * 1024;
 const RATE_PER_MS: u32 = 600 << 10;
 
 /// An HTTP/2 connection with an authenticated client.
-pub(super) struct Agreed {
+pub(crate) struct Agreed {
     /// The HTTP/2 connection.
     pub(super) connection: server::Connection<Metered, Bytes>,
     /// The counts of the client's records and frames.
@@ -75,18 +76,20 @@ pub(super) struct Agreed {
     pub(super) peer: Rc<Peer>,
     /// The socket below TLS. It stays open for a while so that the client can read the last frames.
     pub(super) socket: Rc<TcpStream>,
+    /// The place among the carriers, if the connection is one.
+    pub(crate) carrier: Option<Registered>,
 }
 
 /// The failure of a handshake.
-pub(super) struct Failed {
+pub(crate) struct Failed {
     /// The reason to end the connection with.
-    pub(super) reason: Reason,
+    pub(crate) reason: Reason,
     /// The detailed error, for the operator.
-    pub(super) detail: Option<Box<str>>,
+    pub(crate) detail: Option<Box<str>>,
 }
 
 impl Failed {
-    fn new(reason: Reason, detail: impl Into<String>) -> Self {
+    pub(crate) fn new(reason: Reason, detail: impl Into<String>) -> Self {
         Self { reason, detail: Some(detail.into().into()) }
     }
 }
@@ -105,27 +108,26 @@ pub(super) async fn handshake(
     limits: &HboneLimits,
     transport: Transport,
 ) -> Result<Agreed, Failed> {
-    // The client is not authenticated yet, so the connection counts as pending, like one with an incomplete hello.
-    let _waiting = Waiting::begin(core, entry)?;
-    let deadline = entry.accepted + HANDSHAKE_TIMEOUT;
     let agree = Box::pin(async {
-        let mut trust = core.shared.hbone.context.trust.clone();
-        trust.see();
-        let stream = secure(core, entry, transport).await?;
-        // The certificate is verified when it arrives; the trust bundle may change before the client finishes the
-        // handshake.
-        let proof = Proof::of(Shower::Client, stream.get_ref().1, &mut trust).map_err(untrusted)?;
-        let held = core.hbone.held.of_identity(&proof.identity.shared());
-        let peer = Rc::new(Peer::new(proof, trust, held));
-        // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
-        // the table.
-        entry.facts.borrow_mut().caller = Some(peer.clone());
+        let tls = &core.shared.hbone.tls;
+        let (stream, peer) = authenticate(core, entry, tls, Shower::Client, transport).await?;
         let most = core.mesh.snapshot().policy.tuning.default.max_connection_age;
         retire::limit_age(core, entry, most);
-        entry.record.borrow_mut().source_identity = Some(peer.proof.identity.shared());
         admit_caller(newest(&core.mesh.snapshot(), listener), entry)?;
-        agree(core, limits, stream, peer).await
+        agree(core, limits, TlsStream::Server(stream), peer).await
     });
+    in_time(core, entry, agree).await
+}
+
+/// Waits for the handshakes up to the deadline. The client is not authenticated yet, so the connection counts as pending, like one with an
+/// incomplete hello.
+pub(crate) async fn in_time<T>(
+    core: &Core,
+    entry: &Rc<Entry>,
+    agree: impl Future<Output = Result<T, Failed>>,
+) -> Result<T, Failed> {
+    let _waiting = Waiting::begin(core, entry)?;
+    let deadline = entry.accepted + HANDSHAKE_TIMEOUT;
     // The deadline and an order to end take priority: a client that sends slowly cannot delay them.
     tokio::select! {
         biased;
@@ -138,16 +140,40 @@ pub(super) async fn handshake(
     }
 }
 
+/// Negotiates TLS with a client in this role, and records its identity.
+pub(crate) async fn authenticate(
+    core: &Rc<Core>,
+    entry: &Rc<Entry>,
+    tls: &Arc<ServerConfig>,
+    shower: Shower,
+    transport: Transport,
+) -> Result<(server_tls::TlsStream<Transport>, Rc<Peer>), Failed> {
+    let mut trust = core.shared.hbone.context.trust.clone();
+    trust.see();
+    let stream = secure(core, entry, tls, transport).await?;
+    // The certificate is verified when it arrives; the trust bundle may change before the client finishes the
+    // handshake.
+    let proof = Proof::of(shower, stream.get_ref().1, &mut trust).map_err(untrusted)?;
+    let held = core.hbone.held.of_identity(&proof.identity.shared());
+    let peer = Rc::new(Peer::new(proof, trust, held));
+    // There is no await after the verification: if the bundle changes from here on, the readmission finds the peer in
+    // the table.
+    entry.facts.borrow_mut().caller = Some(peer.clone());
+    entry.record.borrow_mut().source_identity = Some(peer.proof.identity.shared());
+    Ok((stream, peer))
+}
+
 async fn secure(
     core: &Rc<Core>,
     entry: &Entry,
+    tls: &Arc<ServerConfig>,
     transport: Transport,
-) -> Result<TlsStream<Transport>, Failed> {
+) -> Result<server_tls::TlsStream<Transport>, Failed> {
     let hbone = &core.shared.hbone;
     if hbone.context.certificate.newest().is_none() {
         return Err(Failed::new(Reason::TlsFailed, "this gateway has no certificate yet"));
     }
-    let accept = TlsAcceptor::from(hbone.tls.clone()).accept(transport);
+    let accept = TlsAcceptor::from(tls.clone()).accept(transport);
     // Evaluated in the same poll as the accept, because `refused_identity` returns the identity of this thread's last
     // handshake.
     let accept = async { accept.await.map_err(|error| of_own_certificate(hbone, tls_failed(&error))) };
@@ -222,7 +248,8 @@ fn window_over(limits: &HboneLimits, near: u32, round_trip: Duration) -> u32 {
     limits.stream_window.unwrap_or(over_path)
 }
 
-async fn agree(
+/// Negotiates HTTP/2 over TLS with an authenticated peer, which sends the requests.
+pub(crate) async fn agree(
     core: &Rc<Core>,
     limits: &HboneLimits,
     mut tls: TlsStream<Transport>,
@@ -249,7 +276,10 @@ async fn agree(
         // once, which restores the budget. So a stream with small frames does not end the connection.
         .data_frame_budget(usize::try_from(all_windows(limits)).unwrap_or(usize::MAX));
     // TLS may buffer only as many bytes as one call writes.
-    tls.get_mut().1.set_buffer_limit(Some(RECORDS));
+    match &mut tls {
+        TlsStream::Server(tls) => tls.get_mut().1.set_buffer_limit(Some(RECORDS)),
+        TlsStream::Client(tls) => tls.get_mut().1.set_buffer_limit(Some(RECORDS)),
+    }
     tls.get_mut().0.meter(stats.clone());
     let io = Metered::new(tls, stats.clone());
     let mut agreeing = pin!(builder.handshake(io));
@@ -274,7 +304,7 @@ async fn agree(
         })
     });
     let connection = agreed.await?;
-    Ok(Agreed { connection, stats, peer, socket })
+    Ok(Agreed { connection, stats, peer, socket, carrier: None })
 }
 
 #[cfg(test)]

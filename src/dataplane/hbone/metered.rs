@@ -7,7 +7,7 @@ use std::rc::Rc;
 use std::task::{Context, Poll, ready};
 
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use tokio_rustls::server::TlsStream;
+use tokio_rustls::TlsStream;
 
 use super::meter::ConnectionStats;
 use super::transport::Transport;

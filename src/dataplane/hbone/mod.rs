@@ -15,8 +15,8 @@
 
 pub(super) mod connection;
 pub(super) mod delivery;
-pub(super) mod driver;
-pub(super) mod handshake;
+pub(crate) mod driver;
+pub(crate) mod handshake;
 pub(super) mod held;
 pub(super) mod load;
 pub(super) mod meter;
@@ -26,7 +26,7 @@ pub(super) mod refusals;
 pub(super) mod relay;
 pub(super) mod requests;
 pub(super) mod stream;
-pub(super) mod transport;
+pub(crate) mod transport;
 
 use std::rc::Rc;
 use std::sync::Arc;

@@ -15,15 +15,19 @@ use super::relay::{Body, Early, relay};
 use super::requests::LibraryRefusal;
 use crate::admission::{Asked, admit, newest};
 use crate::attempts::Attempts;
+use crate::carriers::pool::{Registered, is_leave};
 use crate::connect::{Connected, connect};
 use crate::core::Core;
 use crate::entry::Entry;
 use crate::eviction;
+use isthmus_decisions::admit::admit_path;
 use isthmus_decisions::decision::Requested;
+use isthmus_model::authority::Authority;
+use isthmus_model::mesh_name::MeshName;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_net::admission::Holder;
-use isthmus_wire::connect::{ConnectHead, HeadFault, answer, read_head, status_of};
+use isthmus_wire::connect::{Call, ConnectHead, HeadFault, answer, read_head, status_of};
 
 /// Counts a stream in its connection's number of streams, until this value is dropped.
 struct Counted(Rc<HboneConnection>);
@@ -59,6 +63,13 @@ pub(super) async fn serve(
 ) {
     let counted = Counted(connection.clone());
     let (head, receive) = request.into_parts();
+    if let Some(carrier) = connection.carrier.as_ref().filter(|_| is_leave(&head.method, &head.uri)) {
+        carrier.left();
+        let mut respond = respond;
+        let _ = respond.send_response(answer(StatusCode::OK, Reason::Ok), true);
+        return;
+    }
+    let _on_carrier = connection.carrier.as_ref().map(Registered::begin);
     let read = read_head(&head);
     let authority = head.uri.authority().filter(|_| read != Err(HeadFault::TooLarge));
     let mut stream = StreamHead {
@@ -134,6 +145,13 @@ fn refuse(core: &Core, connection: &HboneConnection, mut respond: SendResponse<B
     let _ = respond.send_response(answer, true);
 }
 
+/// Returns the mesh name of the service port that a caller by SNI asks for; `None` for other calls.
+fn sni_of(head: &ConnectHead) -> Option<String> {
+    let Authority { host, port } = &head.authority;
+    let hostname = host.name().filter(|_| head.call == Call::Sni)?;
+    Some(MeshName { port: *port, subset: "", hostname: hostname.as_str() }.text())
+}
+
 /// Returns the answer to a caller that is refused for this reason.
 fn answer_of(reason: Reason) -> Response<()> {
     let (status, told) = status_of(reason);
@@ -175,15 +193,28 @@ impl Stream<'_> {
         if !peer.is_trusted() {
             return Err(Reason::IdentityUntrusted);
         }
+        admit_path(&head.path).inspect_err(|_| {
+            self.entry.explain(format!("the call has passed the gateways of {}", head.path.join(", ")));
+        })?;
         let snapshot = self.core.mesh.snapshot();
+        // The endpoint of a call by SNI is one with TLS of its own, as for a caller by mesh name.
+        let name = sni_of(head).filter(|_| self.connection.carrier.is_some());
         let asked = Asked {
             listener: newest(&snapshot, listener),
-            requested: Requested::Authority(&head.authority),
+            requested: match &name {
+                Some(name) => Requested::ServerName(Some(name.as_bytes())),
+                None => Requested::Authority(&head.authority),
+            },
             alpn: None,
             identity: Some(&peer.proof.identity),
             kind: head.kind,
         };
-        admit(self.core, &snapshot, self.entry, &asked)
+        let attempts = admit(self.core, &snapshot, self.entry, &asked)?;
+        if attempts.carried.is_some() && !head.path.is_empty() {
+            self.entry.explain("a call that another gateway has passed on does not go out to a peer");
+            return Err(Reason::HopLimit);
+        }
+        Ok(attempts)
     }
 
     async fn pass_on(

@@ -8,6 +8,7 @@ use num_rational::Ratio;
 
 use super::{
     ClientKind, Entry, EntryKind, ExclusionReason, Horizon, Pass, RemoteEndpoints, Sum, Tunnel, Viewer,
+    gateway_network,
 };
 use crate::weights::Share;
 use isthmus_model::drain::PARTS;
@@ -54,7 +55,8 @@ impl Horizon<'_> {
         sum: Sum,
     ) -> Result<(), ExclusionReason> {
         let snapshot = self.snapshot;
-        let all = snapshot.networks.get(network).map_or(&[][..], |network| &network.gateways);
+        let entrance = gateway_network(snapshot, self.service, self.viewer, network);
+        let all = snapshot.networks.get(entrance).map_or(&[][..], |network| &network.gateways);
         let mut usable: Vec<UsableGateway<'_>> =
             all.iter().filter_map(|entry| UsableGateway::new(entry, self.viewer)).collect();
         // A viewer to whom no gateway of the network answers keeps all of them, since the probes may be wrong.

@@ -1,0 +1,175 @@
+//! A carrier that a peer's gateway has opened: TLS as a server, then HTTP/2 as a client. It is in use from the first answer to a PING,
+//! which shows that the peer's gateway serves it, until it is lost, retired, or not allowed any more.
+
+use std::cell::RefCell;
+use std::future::{Future, pending, poll_fn};
+use std::pin::pin;
+use std::rc::Rc;
+use std::sync::Arc;
+use std::task::Poll;
+use std::time::Duration;
+
+use bytes::Bytes;
+use h2::client::{self, Connection, ResponseFuture, SendRequest};
+use h2::{Ping, PingPong};
+use tokio::net::TcpStream;
+use tokio::time::{Instant, sleep, timeout};
+use tokio_rustls::TlsStream;
+
+use super::pool::{Carrier, Registered};
+use crate::core::{Core, Registration};
+use crate::entry::Entry;
+use crate::hbone::handshake::{Failed, authenticate, in_time};
+use crate::hbone::transport::Transport;
+use isthmus_model::identity::Identity;
+use isthmus_model::reason::Reason;
+use isthmus_model::record::ConnectionProtocol;
+use isthmus_settings::peer::Carry;
+use isthmus_snapshot::Snapshot;
+use isthmus_tls::trust::Shower;
+
+/// The interval of PINGs, and the time for an answer: a carrier that misses two is lost.
+const PING_EVERY: Duration = Duration::from_secs(5);
+const PING_WITHIN: Duration = Duration::from_secs(10);
+/// The windows of a stream and of a carrier, in bytes. What the peer sends to callers that do not read is held within them.
+const STREAM_WINDOW: u32 = 1 << 20;
+const CONNECTION_WINDOW: u32 = 64 << 20;
+/// The number of bytes of one stream that may wait to be sent.
+const SEND_BUFFER_MAX: usize = 64 * 1024;
+/// The number of streams that the callers of this mesh may have reset while frames of each are in transit.
+const RESET_STREAMS_MAX: usize = 2_000;
+const HEADER_BYTES_MAX: u32 = 16 * 1024;
+
+type Agreed = (SendRequest<Bytes>, Connection<TlsStream<Transport>, Bytes>, Arc<str>);
+
+/// Serves a connection whose hello is that of a carrier.
+pub(crate) async fn serve(registration: Registration, client: TcpStream, hello: Box<[u8]>) {
+    let (core, entry) = (&registration.core, &registration.entry);
+    entry.record.borrow_mut().protocol = ConnectionProtocol::Hbone;
+    let transport = Transport::new(core.clone(), client, hello);
+    match Box::pin(accept(core, entry, transport)).await {
+        Ok(agreed) => {
+            let reason = Box::pin(drive(core, entry, agreed)).await;
+            core.finish_hbone(entry, reason);
+        }
+        Err(Failed { reason, detail }) => {
+            entry.record.borrow_mut().detail = detail;
+            core.finish(entry, reason);
+        }
+    }
+}
+
+/// Negotiates TLS and HTTP/2 with a gateway of a peer that may open carriers.
+async fn accept(core: &Rc<Core>, entry: &Rc<Entry>, transport: Transport) -> Result<Agreed, Failed> {
+    let agree = async {
+        let tls = &core.shared.hbone.carriers;
+        let (stream, peer) = authenticate(core, entry, tls, Shower::Gateway, transport).await?;
+        let name = allowed(&core.mesh.snapshot(), &peer.proof.identity).ok_or_else(|| {
+            let text = format!("no peer with carry: [toPeer] has the identity {}", peer.proof.identity);
+            Failed::new(Reason::IdentityDenied, text)
+        })?;
+        let mut builder = client::Builder::new();
+        builder
+            .initial_window_size(STREAM_WINDOW)
+            .initial_connection_window_size(CONNECTION_WINDOW)
+            .max_header_list_size(HEADER_BYTES_MAX)
+            .max_send_buffer_size(SEND_BUFFER_MAX)
+            .max_concurrent_reset_streams(RESET_STREAMS_MAX)
+            .enable_push(false);
+        let agreed = builder.handshake(TlsStream::Server(stream)).await;
+        let (opener, connection) = agreed.map_err(|error| {
+            Failed::new(Reason::ClientGone, format!("the HTTP/2 handshake failed: {error}"))
+        })?;
+        Ok::<Agreed, Failed>((opener, connection, name))
+    };
+    in_time(core, entry, agree).await
+}
+
+/// Returns the name of the peer whose gateways have this identity, if they may open carriers.
+fn allowed(snapshot: &Snapshot, identity: &Identity) -> Option<Arc<str>> {
+    let is_its = |who: &isthmus_settings::peer::PeerIdentity| who.known_gateway() == *identity;
+    let mut peers = snapshot.policy.peers.iter().filter(|peer| peer.carries(Carry::ToPeer));
+    peers.find(|peer| peer.who.as_ref().is_some_and(is_its)).map(|peer| peer.name.clone())
+}
+
+/// Keeps a carrier until it ends; returns the reason.
+async fn drive(core: &Rc<Core>, entry: &Rc<Entry>, agreed: Agreed) -> Reason {
+    let (opener, mut connection, name) = agreed;
+    let Some(pings) = connection.ping_pong() else { return Reason::Internal };
+    let place: RefCell<Option<Registered>> = RefCell::default();
+    let carrier = Carrier::new(name, entry.peer(), Carry::ToPeer, Some(opener));
+    let mut watching = pin!(watch(core, entry, pings, carrier, &place));
+    let (mut is_retired, mut leaving) = (false, None);
+    loop {
+        tokio::select! {
+            biased;
+            reason = entry.cut_ordered() => return reason,
+            () = retired(core, entry), if !is_retired => {
+                // The connection ends with the last call: nothing else can open streams then.
+                is_retired = true;
+                let Some(registered) = place.take() else { return Reason::Draining };
+                leaving = registered.leave();
+            }
+            ended = &mut connection => {
+                tracing::debug!(source = %entry.source(), ?ended, "a carrier ends");
+                return if ended.is_ok() { Reason::Ok } else { Reason::ClientReset };
+            }
+            reason = &mut watching, if !is_retired => return reason,
+            // A peer of another version may refuse the request, and finds the end of the carrier.
+            _ = answered(&mut leaving), if leaving.is_some() => leaving = None,
+        }
+    }
+}
+
+/// Registers the carrier once the peer answers a PING, and returns when it answers no more, or may not open carriers any more.
+async fn watch(
+    core: &Rc<Core>,
+    entry: &Rc<Entry>,
+    mut pings: PingPong,
+    carrier: Carrier,
+    place: &RefCell<Option<Registered>>,
+) -> Reason {
+    let mut carrier = Some(carrier);
+    loop {
+        let asked = Instant::now();
+        match timeout(PING_WITHIN, pings.ping(Ping::opaque())).await {
+            Err(_) => return Reason::ClientVanished,
+            // The connection has ended, which its own future reports.
+            Ok(Err(_)) => return pending().await,
+            Ok(Ok(_)) => {}
+        }
+        if let Some(carrier) = carrier.take() {
+            let Some(registered) = core.shared.carriers.register(carrier) else {
+                entry.explain("the peer has as many carriers to this gateway as it may have");
+                return Reason::LimitSource;
+            };
+            *place.borrow_mut() = Some(registered);
+        }
+        if let Some(registered) = &*place.borrow() {
+            registered.measured(asked.elapsed());
+        }
+        sleep(PING_EVERY).await;
+        let Some(caller) = entry.caller() else { return Reason::Internal };
+        if allowed(&core.mesh.snapshot(), &caller.proof.identity).is_none() {
+            return Reason::ConfigRemoved;
+        }
+    }
+}
+
+async fn answered(leaving: &mut Option<ResponseFuture>) {
+    if let Some(leaving) = leaving {
+        let _ = leaving.await;
+    }
+}
+
+/// Waits until the connection must take no new calls.
+pub(super) fn retired<'a>(core: &'a Core, entry: &'a Entry) -> impl Future<Output = ()> + use<'a> {
+    poll_fn(move |context| {
+        // Registers the task to be woken by orders.
+        let _ = entry.poll_cut(context);
+        match entry.is_retiring() || core.departures.is_draining.get() {
+            true => Poll::Ready(()),
+            false => Poll::Pending,
+        }
+    })
+}

@@ -1,0 +1,288 @@
+//! Passes bytes between a stream of a carrier and the socket that the caller's relay has as that of an endpoint. The stream's windows
+//! are opened by what the socket takes, and the socket is read by as much as the windows allow, so a side that does not read stops its own
+//! call and no other.
+
+use std::future::poll_fn;
+use std::io::IoSlice;
+use std::rc::Rc;
+use std::task::{Context, Poll, ready};
+
+use bytes::{Buf, Bytes};
+use h2::{RecvStream, SendStream};
+use rustix::net::Shutdown;
+use tokio::io::Interest;
+use tokio::net::TcpStream;
+
+use super::pool::InUse;
+use crate::core::Core;
+use crate::entry::Entry;
+use isthmus_model::reason::Reason;
+use isthmus_net::socket::{is_again, receive, reset_on_close, send};
+
+/// The number of bytes that one direction may move before other calls get their turn.
+const TURN: usize = 256 * 1024;
+/// The largest number of bytes of one frame.
+const PIECE: usize = 64 * 1024;
+
+/// A stream of a carrier that the peer has accepted.
+pub(super) struct Stream {
+    pub(super) send: SendStream<Bytes>,
+    pub(super) receive: RecvStream,
+    /// Counts the call on its carrier.
+    pub(super) in_use: InUse,
+}
+
+/// How a bridge ended.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum End {
+    /// Both directions have ended.
+    Done,
+    /// The relay has closed its socket.
+    Relay,
+    /// The peer has reset the stream.
+    Peer,
+    /// The carrier was lost.
+    Carrier,
+}
+
+impl From<h2::Error> for End {
+    fn from(error: h2::Error) -> Self {
+        if error.is_reset() { Self::Peer } else { Self::Carrier }
+    }
+}
+
+/// Passes bytes until both directions have ended, or one side fails. `entry` is that of the caller's connection.
+pub(super) async fn bridge(core: Rc<Core>, entry: Rc<Entry>, socket: TcpStream, stream: Stream) {
+    let Stream { send, receive, in_use: _in_use } = stream;
+    let held = Bytes::new();
+    let mut bridge =
+        Bridge { core, socket: &socket, send, receive, held, up_ended: false, down_ended: false };
+    let end = tokio::select! {
+        biased;
+        end = poll_fn(|context| bridge.poll(context)) => end,
+        // After the end of the caller's direction, only this reports that the relay has gone.
+        _ = socket.ready(Interest::ERROR) => End::Relay,
+    };
+    match end {
+        End::Done => {}
+        // CANCEL says that what was sent is to be delivered; a call that this gateway cuts must not look complete.
+        End::Relay if entry.is_cut() => bridge.send.send_reset(h2::Reason::INTERNAL_ERROR),
+        End::Relay => bridge.send.send_reset(h2::Reason::CANCEL),
+        End::Peer => reset_on_close(&socket),
+        End::Carrier => {
+            entry.cut(Reason::CarrierLost);
+            reset_on_close(&socket);
+        }
+    }
+}
+
+struct Bridge<'a> {
+    core: Rc<Core>,
+    socket: &'a TcpStream,
+    send: SendStream<Bytes>,
+    receive: RecvStream,
+    /// The bytes of the peer that the socket has not taken yet.
+    held: Bytes,
+    up_ended: bool,
+    down_ended: bool,
+}
+
+impl Bridge<'_> {
+    fn poll(&mut self, context: &mut Context<'_>) -> Poll<End> {
+        let down = self.poll_down(context);
+        match (self.poll_up(context), down) {
+            (_, Poll::Ready(Err(end))) | (Poll::Ready(Err(end)), _) => Poll::Ready(end),
+            (Poll::Ready(Ok(())), Poll::Ready(Ok(()))) => Poll::Ready(End::Done),
+            _ => Poll::Pending,
+        }
+    }
+
+    /// Passes the caller's bytes to the peer.
+    fn poll_up(&mut self, context: &mut Context<'_>) -> Poll<Result<(), End>> {
+        if self.up_ended && self.down_ended {
+            return Poll::Ready(Ok(()));
+        }
+        match self.send.poll_reset(context) {
+            Poll::Ready(Ok(_)) => return Poll::Ready(Err(End::Peer)),
+            Poll::Ready(Err(error)) => return Poll::Ready(Err(error.into())),
+            Poll::Pending => {}
+        }
+        let mut left = TURN;
+        while !self.up_ended {
+            ready!(self.socket.poll_read_ready(context)).map_err(|_| End::Relay)?;
+            let most = ready!(self.poll_room(context))?;
+            let mut scratch = self.core.buffers.scratch.borrow_mut();
+            let most = most.min(scratch.bytes.len());
+            let read = receive(self.socket, &mut scratch.bytes[..most]);
+            let bytes = read.map(|count| Bytes::copy_from_slice(&scratch.bytes[..count]));
+            drop(scratch);
+            match bytes {
+                Ok(bytes) => {
+                    self.up_ended = bytes.is_empty();
+                    left = left.saturating_sub(bytes.len());
+                    let is_short = bytes.len() < most;
+                    self.send.send_data(bytes, self.up_ended)?;
+                    if is_short {
+                        // Windows that one stream reserves and does not use are missing for the others.
+                        self.send.reserve_capacity(0);
+                    }
+                }
+                Err(error) if is_again(&error) => self.send.reserve_capacity(0),
+                Err(_) => return Poll::Ready(Err(End::Relay)),
+            }
+            if left == 0 {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+
+    /// Returns the number of bytes that the peer's windows allow.
+    fn poll_room(&mut self, context: &mut Context<'_>) -> Poll<Result<usize, End>> {
+        self.send.reserve_capacity(PIECE);
+        loop {
+            match self.send.capacity() {
+                0 => match ready!(self.send.poll_capacity(context)) {
+                    Some(Ok(_)) => {}
+                    Some(Err(error)) => return Poll::Ready(Err(error.into())),
+                    None => return Poll::Ready(Err(End::Peer)),
+                },
+                room => return Poll::Ready(Ok(room.min(PIECE))),
+            }
+        }
+    }
+
+    /// Passes the peer's bytes to the caller.
+    fn poll_down(&mut self, context: &mut Context<'_>) -> Poll<Result<(), End>> {
+        let mut left = TURN;
+        while !self.down_ended {
+            while !self.held.is_empty() {
+                ready!(self.socket.poll_write_ready(context)).map_err(|_| End::Relay)?;
+                match send(self.socket, &[IoSlice::new(&self.held)]) {
+                    Ok(count) => {
+                        self.held.advance(count);
+                        left = left.saturating_sub(count);
+                        // This fails only if more is released than was received.
+                        let _ = self.receive.flow_control().release_capacity(count);
+                    }
+                    Err(error) if is_again(&error) => {}
+                    Err(_) => return Poll::Ready(Err(End::Relay)),
+                }
+            }
+            if left == 0 {
+                context.waker().wake_by_ref();
+                return Poll::Pending;
+            }
+            match ready!(self.receive.poll_data(context)) {
+                Some(bytes) => self.held = bytes?,
+                None => {
+                    self.down_ended = true;
+                    // The relay may have gone, which the other direction finds.
+                    let _ = rustix::net::shutdown(self.socket, Shutdown::Write);
+                }
+            }
+        }
+        Poll::Ready(Ok(()))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use std::sync::Arc;
+
+    use http::{Request, Response};
+    use tokio::io::{AsyncReadExt, AsyncWriteExt, duplex};
+    use tokio::sync::oneshot;
+
+    use super::*;
+    use crate::carriers::pair::pair;
+    use crate::carriers::pool::{Carrier, Carriers};
+    use crate::testing::{Rig, on_paused_clock};
+    use isthmus_model::record::ConnectionProtocol;
+    use isthmus_settings::peer::Carry;
+
+    /// A bridge with the relay's socket, and the peer's side of the stream.
+    struct Bridged {
+        entry: Rc<Entry>,
+        relay: TcpStream,
+        send: SendStream<Bytes>,
+        receive: RecvStream,
+        /// Loses the carrier.
+        lose: oneshot::Sender<()>,
+    }
+
+    async fn bridged(rig: &Rig) -> Bridged {
+        let (ours, theirs) = duplex(1 << 16);
+        let (asks, asked) = oneshot::channel();
+        let (lose, lost) = oneshot::channel();
+        rig.core.scope.spawn(async move {
+            let mut server = h2::server::handshake(theirs).await.expect("a client");
+            let _ = asks.send(server.accept().await.expect("a request").expect("legal"));
+            tokio::select! {
+                _ = server.accept() => {}
+                _ = lost => {}
+            }
+        });
+        let (mut opener, connection) = h2::client::handshake(ours).await.expect("a server");
+        rig.core.scope.spawn(async move { drop(connection.await) });
+        let request = Request::connect("ratings.west:443").body(()).expect("a request");
+        let (answer, send) = opener.send_request(request, false).expect("opened");
+        let (request, mut respond) = asked.await.expect("asked");
+        let theirs = respond.send_response(Response::new(()), false).expect("answered");
+        let receive = answer.await.expect("an answer").into_body();
+        let (relay, socket) = pair().await.expect("a pair");
+        let address = ([127, 0, 0, 1], 1).into();
+        let registered =
+            Arc::<Carriers>::default().register(Carrier::new("west".into(), address, Carry::ToPeer, None));
+        let in_use = registered.expect("room").begin();
+        let entry = rig.entry(ConnectionProtocol::Sni);
+        let stream = Stream { send, receive, in_use };
+        rig.core.scope.spawn(bridge(rig.core.clone(), entry.clone(), socket, stream));
+        Bridged { entry, relay, send: theirs, receive: request.into_body(), lose }
+    }
+
+    #[test]
+    fn bytes_and_ends_cross_in_both_directions() {
+        on_paused_clock(async |rig| {
+            let Bridged { entry, mut relay, mut send, mut receive, lose: _lose } = bridged(&rig).await;
+            relay.write_all(b"hello").await.expect("sent");
+            relay.shutdown().await.expect("ended");
+            assert_eq!(receive.data().await.expect("bytes").expect("no reset"), "hello");
+            assert!(receive.data().await.is_none(), "the end of the caller's direction");
+            send.send_data("answer".into(), true).expect("open");
+            let mut answer = Vec::new();
+            relay.read_to_end(&mut answer).await.expect("an end in order");
+            assert_eq!((answer, entry.is_cut()), (b"answer".to_vec(), false));
+        });
+    }
+
+    #[test]
+    fn a_reset_of_the_relay_is_a_cancellation_unless_the_gateway_cuts_the_call() {
+        for (is_cut, code) in [(false, h2::Reason::CANCEL), (true, h2::Reason::INTERNAL_ERROR)] {
+            on_paused_clock(async |rig| {
+                let Bridged { entry, relay, mut receive, send: _send, lose: _lose, .. } = bridged(&rig).await;
+                if is_cut {
+                    entry.cut(Reason::Killed);
+                }
+                reset_on_close(&relay);
+                drop(relay);
+                let error = receive.data().await.expect("an error").expect_err("a reset");
+                assert_eq!(error.reason(), Some(code));
+            });
+        }
+    }
+
+    #[test]
+    fn a_reset_of_the_peer_resets_the_relay_and_a_lost_carrier_ends_the_call() {
+        on_paused_clock(async |rig| {
+            let Bridged { entry, mut relay, mut send, lose: _lose, receive: _receive } = bridged(&rig).await;
+            send.send_reset(h2::Reason::CONNECT_ERROR);
+            assert!(relay.read(&mut [0]).await.is_err());
+            assert!(!entry.is_cut());
+            let Bridged { entry, lose, send: _send, receive: _receive, relay: _relay } = bridged(&rig).await;
+            lose.send(()).expect("open");
+            assert_eq!(entry.cut_ordered().await, Reason::CarrierLost);
+        });
+    }
+}
