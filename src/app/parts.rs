@@ -49,6 +49,9 @@ use isthmus_tls::certificate::pem;
 use isthmus_tls::context::CertificateRotation;
 use isthmus_tls::trust::TrustBundles;
 
+/// The number of carriers that may wait for a worker.
+const CARRIERS_WAITING_MAX: usize = 64;
+
 /// The parts of the gateway that a config sets.
 pub(super) struct Parts {
     pub(super) handles: Handles,
@@ -123,6 +126,9 @@ impl Parts {
             link,
         )
         .map_err(|error| format!("cannot start the data plane: {error}"))?;
+        let (carriers, arriving) = mpsc::channel(CARRIERS_WAITING_MAX);
+        scope.spawn(dataplane.control().carry(arriving));
+        let arrivals = (arrivals, carriers);
         let links =
             peers::start(config, &handles, &identity, (&inbox, &registries.liveness), arrivals, instance)?;
         let (aggregator, liveness) = (registries.aggregator.clone(), registries.liveness.clone());

@@ -11,7 +11,7 @@ use isthmus_aggregator::liveness::Liveness;
 use isthmus_aggregator::reported::Report;
 use isthmus_config::Config;
 use isthmus_model::link::LinkKey;
-use isthmus_net::handed::HandedOver;
+use isthmus_net::handed::{Carrying, HandedOver};
 use isthmus_peer::importer::{Answer, Done, Importer, Received};
 use isthmus_peer::imports::inbox::Inbox;
 use isthmus_peer::links::Links;
@@ -69,7 +69,7 @@ pub(super) fn start(
     handles: &Handles,
     identity: &CertificateRotation,
     (inbox, liveness): (&Inbox, &Liveness),
-    arrivals: mpsc::Receiver<HandedOver>,
+    arrivals: (mpsc::Receiver<HandedOver>, mpsc::Sender<Carrying>),
     instance: Arc<str>,
 ) -> Result<Links, String> {
     let Handles { reader, telemetry, own, scope, .. } = handles;

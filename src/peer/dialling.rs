@@ -14,6 +14,7 @@ use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsConnector;
 use tonic::Streaming;
 
+use super::carrying::{Carrier, OF_ADDRESS};
 use super::enrolled::GatewayAddress;
 use super::link::{Group, Running, STEP_WITHIN, Shared, Verified};
 use super::options::DIAL_MAX;
@@ -22,7 +23,7 @@ use super::transport;
 use isthmus_model::address::Host;
 use isthmus_net::dial;
 use isthmus_proto::isthmus::peer::v1 as proto;
-use isthmus_settings::peer::{LINK_PROTOCOL, PeerIdentity};
+use isthmus_settings::peer::{Carry, LINK_PROTOCOL, PeerIdentity};
 use isthmus_settings::scope::AddressScope;
 use isthmus_tasks::backoff::Backoff;
 use isthmus_tls::client;
@@ -82,8 +83,8 @@ impl Dialler {
         let row = shared.links.number();
         let mut announced = shared.group.announced.subscribe();
         let mut stop = shared.group.stop.clone();
-        // The task of an address ends when its sender is dropped.
-        let mut tasks: BTreeMap<SocketAddr, oneshot::Sender<()>> = BTreeMap::new();
+        // The tasks of an address end when their senders are dropped.
+        let mut tasks: BTreeMap<SocketAddr, (oneshot::Sender<()>, watch::Sender<()>)> = BTreeMap::new();
         loop {
             let theirs = announced.borrow_and_update().clone();
             let found = tokio::select! {
@@ -100,7 +101,7 @@ impl Dialler {
                     let (task, removed) = oneshot::channel();
                     let explorer = Explorer { shared: shared.clone(), address, name: name_of(&of, address) };
                     shared.links.scope.spawn(explorer.run(removed));
-                    task
+                    (task, shared.carry(address))
                 });
             }
             tokio::select! {
@@ -147,6 +148,16 @@ fn name_of(entry: &GatewayAddress, address: SocketAddr) -> String {
 }
 
 impl Dialling {
+    /// Starts to keep carriers open to an address, if the config says so, until the sender is dropped.
+    fn carry(&self, address: SocketAddr) -> watch::Sender<()> {
+        let removed = watch::Sender::default();
+        for _ in 0..if self.group.peer.carries(Carry::FromPeer) { OF_ADDRESS } else { 0 } {
+            let carrier = Carrier::new(self.links.clone(), self.group.clone(), self.who.clone(), address);
+            self.links.scope.spawn(carrier.run(removed.subscribe()));
+        }
+        removed
+    }
+
     fn note_down(&self, row: u64, address: &str, problem: String) {
         self.links.table.note_down(&self.group.peer.name, row, address, problem);
     }

@@ -6,6 +6,7 @@
 //!   opens there. `addresses`: the addresses at which peers can reach this mesh.
 //! - `transport`: TLS and gRPC under a link. `codec`: the limits on its messages. `outline`: what is read of a service before it is
 //!   decoded. `budget`: the memory of a peer's records. `session`: one link, from Hello to Goodbye.
+//! - `carrying`: the carriers that this gateway opens, on which callers of the peer reach a network without an open port.
 //! - `instances`: the newest link of each process of a peer.
 //! - `offer`: the services and gateways that this gateway offers to a peer, and a record of what was sent. `export_times`: the
 //!   time of each service's first export. `distances`: round-trip times between networks of both sides. `taken`: the items that the peer has sent. `record`: a service as the link carries
@@ -20,6 +21,7 @@
 
 pub mod addresses;
 mod budget;
+mod carrying;
 mod codec;
 mod dialling;
 mod distances;

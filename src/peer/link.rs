@@ -6,7 +6,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use arc_swap::ArcSwap;
-use tokio::sync::{Semaphore, watch};
+use tokio::sync::{Semaphore, mpsc, watch};
 use tokio::time::timeout;
 
 use super::budget::Budget;
@@ -18,6 +18,7 @@ use super::session::{Ended, Order, Outgoing, Session};
 use super::status::LinkTable;
 use isthmus_model::identity::TrustDomain;
 use isthmus_model::link::LinkKey;
+use isthmus_net::handed::Carrying;
 use isthmus_net::own::OwnAddresses;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_settings::peer::Peer;
@@ -47,6 +48,8 @@ pub(super) struct Shared {
     instance: Arc<str>,
     pub(super) scope: Scope,
     numbers: AtomicU64,
+    /// The queue of carriers to the data plane.
+    pub(super) carriers: mpsc::Sender<Carrying>,
     /// The memory of the records of all peers, in bytes.
     pub(super) records: Arc<AtomicUsize>,
     /// Our trust domain.
@@ -71,6 +74,8 @@ pub(super) struct Group {
     pub(super) announced: watch::Sender<Vec<GatewayAddress>>,
     /// The number of open links.
     open: watch::Sender<usize>,
+    /// True if the peer's gateways allow carriers, as the newest link says.
+    pub(super) carries: watch::Sender<bool>,
 }
 
 /// A link after Hello.
@@ -97,6 +102,7 @@ impl Group {
             budget,
             announced: watch::Sender::default(),
             open: watch::Sender::default(),
+            carries: watch::Sender::default(),
         }
     }
 }
@@ -108,6 +114,7 @@ impl Shared {
         importer: Arc<dyn Importer>,
         (table, times): (Arc<LinkTable>, Arc<ExportTimes>),
         instance: Arc<str>,
+        carriers: mpsc::Sender<Carrying>,
         scope: &Scope,
     ) -> Self {
         Self {
@@ -121,6 +128,7 @@ impl Shared {
             instance,
             scope: scope.clone(),
             numbers: AtomicU64::new(1),
+            carriers,
             records: Arc::default(),
             own: Mutex::default(),
             name_servers: ArcSwap::default(),
@@ -162,6 +170,7 @@ impl Shared {
             replaced,
             newest: Newest::new(group.instances.clone(), number, replace),
             announced: group.announced.clone(),
+            carries: group.carries.clone(),
         };
         let key = session.greet().await?;
         Ok(Running { session, key, verified, open: group.open.clone() })
@@ -179,7 +188,7 @@ impl Shared {
             // The roots have changed and do not verify the peer's certificate any more.
             error = proof.until_distrusted(trust) => Ended::Lost(describe(&error)),
         };
-        self.table.remove(&peer, number);
+        self.table.end(&peer, number, &ended.text());
         open.send_modify(|count| *count -= 1);
         ended
     }

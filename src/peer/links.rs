@@ -23,7 +23,7 @@ use super::status::LinkTable;
 use super::transport::{self, Opened, Peeked};
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_net::door::{Door, Limits, Seat};
-use isthmus_net::handed::{HandedOver, Purpose};
+use isthmus_net::handed::{Carrying, HandedOver, Purpose};
 use isthmus_net::incoming::Guarded;
 use isthmus_net::own::OwnAddresses;
 use isthmus_settings::peer::LINK_PROTOCOL;
@@ -32,7 +32,7 @@ use isthmus_tasks::throttle::LogThrottle;
 use isthmus_telemetry::Telemetry;
 use isthmus_tls::context::CertificateRotation;
 use isthmus_tls::proof::{Proof, tls_error_of};
-use isthmus_tls::server;
+use isthmus_tls::server::{self, refused_identity};
 use isthmus_tls::trust::{Shower, describe};
 use isthmus_world::Reader;
 
@@ -68,12 +68,13 @@ struct Configured {
 pub struct Links(Arc<Owner>);
 
 impl Links {
-    /// Starts without peers. `arrivals` delivers the connections that a listener has recognised as links or enrolments.
+    /// Starts without peers. `arrivals` delivers the connections that a listener has recognised as links or enrolments, and
+    /// `carriers` takes those that the data plane is to serve.
     pub fn start(
         (reader, own): (Reader, Arc<OwnAddresses>),
         identity: &CertificateRotation,
         importer: Arc<dyn Importer>,
-        arrivals: mpsc::Receiver<HandedOver>,
+        (arrivals, carriers): (mpsc::Receiver<HandedOver>, mpsc::Sender<Carrying>),
         instance: Arc<str>,
         telemetry: &Telemetry,
         scope: &Scope,
@@ -91,7 +92,8 @@ impl Links {
         let enrolment = Enrolment::new(context.clone(), roots.clone(), telemetry.control.clone(), scope)?;
         let (all, of_source) = UNVERIFIED_MAX;
         let unverified = Limits { of_source: Some(of_source), ending: ENDING_MAX, ..Limits::new(all) };
-        let shared = Shared::new((reader, own), (context, roots), importer, (table, times), instance, scope);
+        let shared =
+            Shared::new((reader, own), (context, roots), importer, (table, times), instance, carriers, scope);
         let links = Self(Arc::new(Owner {
             shared: Arc::new(shared),
             tls: Arc::new(tls),
@@ -224,11 +226,20 @@ impl Links {
         trust.see();
         let socket = Guarded::new(Peeked::new(first, socket), place);
         let accepting = TlsAcceptor::from(self.0.tls.clone()).accept(socket);
+        let accepting = async {
+            // In the same poll as the handshake's end, because the identity is that of the thread's last refusal.
+            accepting.await.map_err(|error| (error, refused_identity()))
+        };
         let stream = timeout(STEP_WITHIN, accepting)
             .await
             .map_err(|_| "the TLS handshake took too long".to_owned())?;
-        let stream =
-            stream.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
+        let stream = stream.map_err(|(error, named)| {
+            let why = tls_error_of(&error).map_or_else(|| error.to_string(), describe);
+            if let Some(peer) = named.and_then(|identity| self.peer_that_has(&identity)) {
+                self.0.shared.table.note_refused(&peer, source.ip(), &why);
+            }
+            why
+        })?;
         let proof = Proof::of(Shower::Gateway, stream.get_ref().1, &mut trust)?;
         let group = self.group_of(&proof.identity)?;
         let seat = group.seats.clone().try_acquire_owned();
@@ -257,6 +268,14 @@ impl Links {
             Ended::AlreadyLinked => Ok(()),
             ended => Err(ended.text()),
         }
+    }
+
+    /// Returns the peer whose certificates name this identity, which no root has verified.
+    fn peer_that_has(&self, named: &Identity) -> Option<Arc<str>> {
+        let configured = self.0.configured.lock().unwrap_or_else(PoisonError::into_inner);
+        let is_named =
+            |link: &&Configured| link.options.peer.who.as_ref().is_some_and(|who| who.gateway == *named);
+        configured.values().find(is_named).map(|link| link.options.peer.name.clone())
     }
 
     /// Returns the values that links share with the peer whose gateways have this identity, if the peer may connect.

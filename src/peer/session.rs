@@ -27,7 +27,7 @@ use isthmus_model::name::NamePattern;
 use isthmus_net::own::OwnAddresses;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_proto::isthmus::peer::v1::message::Kind;
-use isthmus_settings::peer::{IMPORT_PATTERNS_MAX, Peer};
+use isthmus_settings::peer::{CARRY_FEATURE, IMPORT_PATTERNS_MAX, Peer};
 use isthmus_tasks::latest::Latest;
 use isthmus_telemetry::clock::steady_seconds;
 use isthmus_tls::roots::RootStore;
@@ -179,6 +179,8 @@ pub(super) struct Session {
     pub(super) newest: Newest,
     /// Receives the addresses that the peer announces.
     pub(super) announced: watch::Sender<Vec<GatewayAddress>>,
+    /// True if the peer's gateways allow carriers.
+    pub(super) carries: watch::Sender<bool>,
 }
 
 /// The progress of both directions of a link.
@@ -246,12 +248,13 @@ impl Session {
             Ended::Lost(_) | Ended::Goodbye(_) | Ended::AlreadyLinked => {}
         }
         let (forget, stops) = match &ended {
-            Ended::Goodbye(goodbye) => (goodbye.forget, goodbye.stops),
+            Ended::Goodbye(goodbye) => {
+                let goes_on = !goodbye.forget && !goodbye.stops;
+                self.table.note_parted(&self.peer.name, &goodbye.why, goes_on);
+                (goodbye.forget, goodbye.stops)
+            }
             _ => (false, false),
         };
-        if matches!(ended, Ended::Goodbye(_)) && !forget && !stops {
-            self.table.note_parted(&self.peer.name);
-        }
         if stops {
             self.importer.stops(&self.peer.name, &exchange.gateways, true);
         }
@@ -276,6 +279,7 @@ impl Session {
         if hello.version == 0 {
             return Err(Ended::Lost("the Hello message of the peer has no protocol version".to_owned()));
         }
+        self.carries.send_replace(hello.features.iter().any(|feature| feature == CARRY_FEATURE));
         let skew = i64::try_from(i128::from(hello.time_ms) - i128::from(now_ms())).ok();
         let instance: Arc<str> = words(&hello.instance).into();
         let link = LinkKey { instance: instance.clone(), is_dialled, number: self.number };
@@ -296,6 +300,7 @@ impl Session {
             "the link with a peer opened"
         );
         let address = self.address.clone();
+        self.table.note_opened(&self.peer.name);
         self.note(|link| {
             (link.address, link.dialled) = (address, is_dialled);
             (link.instance, link.software) = (instance, words(&hello.software));
@@ -307,7 +312,7 @@ impl Session {
     fn hello(&self) -> Kind {
         Kind::Hello(proto::Hello {
             version: VERSION,
-            features: Vec::new(),
+            features: (!self.peer.carry.is_empty()).then(|| CARRY_FEATURE.to_owned()).into_iter().collect(),
             instance: self.instance.to_string(),
             time_ms: now_ms(),
             software: concat!("isthmus ", env!("CARGO_PKG_VERSION")).to_owned(),
@@ -807,6 +812,7 @@ mod tests {
             replaced,
             newest: Newest::new(Arc::default(), 1, replace),
             announced: watch::Sender::default(),
+            carries: watch::Sender::default(),
         };
         let peer = link.expect("a link");
         Played {

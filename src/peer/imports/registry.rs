@@ -27,6 +27,7 @@ use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_registry::change::{Change, GatewayKey, Item, Key, RegistryGateway, Report};
 use isthmus_registry::shard::Shard;
 use isthmus_settings::network::Gateway;
+use isthmus_settings::peer::Carry;
 use isthmus_settings::scope::AddressScope;
 use isthmus_telemetry::clock::steady_seconds;
 
@@ -424,7 +425,8 @@ impl Follower {
             return None;
         }
         let mut report = Report::default();
-        if self.has_listed() {
+        // On carriers, services are called without a gateway of the peer.
+        if self.has_listed() && !self.peer.peer.carries(Carry::ToPeer) {
             let networks: BTreeSet<&Network> = self.given.gateways.keys().map(|key| &key.network).collect();
             let leads = |endpoint: &Endpoint| {
                 endpoint.template.network.as_ref().is_some_and(|network| networks.contains(network))
