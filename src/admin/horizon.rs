@@ -140,7 +140,7 @@ pub fn horizon(
     let port = port_of(service, inquiry.port)?;
     let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
     let found = found.ok_or_else(|| no_subset(service, &inquiry.subset))?;
-    let mut answer = answer(inquiry, service, port, &found);
+    let mut answer = answer(snapshot, inquiry, service, port, &found);
     answer.groups = steering::groups(snapshot, &inquiry.viewer.network, &found.groups, distances);
     Ok(Answer::One(Box::new(answer)))
 }
@@ -157,7 +157,7 @@ fn everything(
             let found = view(snapshot, service, port, &inquiry.subset, &inquiry.viewer);
             answers.extend(found.map(|found| api::horizon::Horizon {
                 groups: steering::groups(snapshot, &inquiry.viewer.network, &found.groups, distances),
-                ..answer(inquiry, service, port, &found)
+                ..answer(snapshot, inquiry, service, port, &found)
             }));
         }
     }
@@ -239,17 +239,20 @@ fn port_of(service: &ServiceView, asked: Option<u16>) -> Result<&PortView, Horiz
 }
 
 fn answer(
+    snapshot: &Snapshot,
     inquiry: &HorizonRequest,
     service: &ServiceView,
     port: &PortView,
     found: &Assignment,
 ) -> api::horizon::Horizon {
+    let carrier_of = service.import.as_ref().filter(|_| snapshot.is_carried(service));
+    let carrier_of = carrier_of.map(|import| &*import.peer);
     api::horizon::Horizon {
         viewer: viewer(&inquiry.viewer),
         service: service.name.to_string(),
         port: port.port,
         subset: inquiry.subset.clone(),
-        entries: found.entries.iter().map(entry).collect(),
+        entries: found.entries.iter().map(|one| entry(one, carrier_of)).collect(),
         missing: found.excluded.iter().map(excluded).collect(),
         groups: Vec::new(),
     }
@@ -269,7 +272,7 @@ fn viewer(viewer: &Viewer) -> api::horizon::Viewer {
     }
 }
 
-fn entry(entry: &Entry) -> api::horizon::Entry {
+fn entry(entry: &Entry, carrier_of: Option<&str>) -> api::horizon::Entry {
     let kind = match entry.kind {
         EntryKind::Endpoint => "endpoint",
         EntryKind::Gateway => "gateway",
@@ -278,6 +281,7 @@ fn entry(entry: &Entry) -> api::horizon::Entry {
         address: entry.address.to_string(),
         additional_addresses: entry.others.iter().map(ToString::to_string).collect(),
         kind: kind.to_owned(),
+        carrier_of: carrier_of.filter(|_| entry.kind == EntryKind::Gateway).map(str::to_owned),
         network: entry.network.to_string(),
         cluster: entry.cluster.to_string(),
         locality: entry.locality.to_string(),

@@ -37,10 +37,14 @@ pub(super) fn imported(snapshot: &Snapshot, name: &str) -> Option<Imported> {
     };
     let ways = CLIENTS.map(|(client, kind, tunnel)| (client, Way::of(snapshot, service, kind, tunnel)));
     let texts: Vec<String> = ways.iter().map(|(client, way)| format!("{client}: {}", way.text())).collect();
+    let through = match snapshot.is_carried(service) {
+        true => "the gateways of their own network, which pass calls on over carriers of the peer",
+        false => "the peer's gateways, not through this one",
+    };
     Some(Imported {
         text: format!(
-            "{host} is a service of the peer {peer}, which exports it as {exported_name}; clients reach it through the peer's \
-             gateways, not through this one ({}); {addresses}",
+            "{host} is a service of the peer {peer}, which exports it as {exported_name}; clients reach it through {through} ({}); \
+             {addresses}",
             texts.join(", ")
         ),
         is_reachable: ways.iter().any(|(_, way)| way.gateways > 0),

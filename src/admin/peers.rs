@@ -18,13 +18,14 @@ use isthmus_api as api;
 use isthmus_api::peer::{Exchanged, PeerDetail};
 use isthmus_api::requests;
 use isthmus_api::text::milliseconds;
+use isthmus_dataplane::carriers::pool::{Carriers, OfPeer};
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
 use isthmus_peer::addresses::of_gateways;
 use isthmus_peer::imports::registry::NO_GATEWAY;
 use isthmus_peer::status::{LinkState, LinkStatus, LinkTable};
 use isthmus_settings::network::Gateway;
-use isthmus_settings::peer::{Peer, is_place_of_peer, place_of};
+use isthmus_settings::peer::{Carry, Peer, is_place_of_peer, place_of};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::exported::Exported;
 use isthmus_snapshot::networks::{GatewayEntry, NetworkEntry};
@@ -160,7 +161,12 @@ impl Linked {
     }
 
     /// Returns the services that one of the two meshes offers and that the other cannot call, one sentence for each direction.
-    pub(super) fn unreachable(&self, snapshot: &Snapshot, states: &networks::States) -> Vec<String> {
+    pub(super) fn unreachable(
+        &self,
+        snapshot: &Snapshot,
+        states: &networks::States,
+        carriers: &Carriers,
+    ) -> Vec<String> {
         if self.state == PeerState::NotEnrolled {
             return Vec::new();
         }
@@ -173,13 +179,22 @@ impl Linked {
                 "{count} services of the peer {name} cannot be called, because no gateway leads to them{why}"
             ))
         });
-        let silent = self.silent_gateway(snapshot, states).and_then(|why| {
-            let imported = snapshot.services().iter().filter(|service| is_of(service, &self.peer)).count();
-            (imported > 0).then(|| {
+        let imported = || snapshot.services().iter().filter(|service| is_of(service, &self.peer)).count();
+        let silent = match self.peer.carries(Carry::ToPeer) {
+            true if carriers.has(name) => None,
+            true => Some(
+                "cannot be called: no gateway of the peer has opened a carrier to this one (`peers[].carry` on both sides)".to_owned(),
+            ),
+            false => self.silent_gateway(snapshot, states).map(|why| {
                 format!(
-                    "{imported} services of the peer {name} can probably not be called: its gateway {why}"
+                    "can probably not be called: its gateway {why} (a peer that takes no connections can open carriers: \
+                     `peers[].carry`)"
                 )
-            })
+            }),
+        };
+        let silent = silent.and_then(|why| {
+            let imported = imported();
+            (imported > 0).then(|| format!("{imported} services of the peer {name} {why}"))
         });
         let ours = |(network, _): &(&Network, &NetworkEntry)| !is_place_of_peer(network.as_str());
         let gateways = || snapshot.networks().iter().filter(ours).flat_map(|(_, entry)| &entry.gateways);
@@ -192,6 +207,7 @@ impl Linked {
                  of the peer's callers in `peers[].from`",
             ),
         };
+        let why = why.filter(|_| !self.peer.carries(Carry::FromPeer));
         let offered = if why.is_some() { snapshot.exports_to(name).len() } else { 0 };
         let ours = why.filter(|_| offered > 0).map(|why| {
             format!("the peer {name} cannot call the {offered} services that it is offered, because {why}")
@@ -281,12 +297,13 @@ pub fn peers(sources: &Sources) -> Vec<api::peer::Peer> {
             exported: snapshot.exports_to(&name).len(),
             imported: services.iter().filter(|service| is_of(service, peer)).count(),
             links: linked.links.iter().map(link).collect(),
+            carriers: peer.carry.iter().map(|direction| carriers(sources, peer, *direction)).collect(),
             gateways: gateways.iter().filter(is_its).cloned().collect(),
             left_out_count: refused + others.len(),
             left_out: lines.into_iter().chain(others).take(LEFT_OUT_MAX).collect(),
-            problem: linked
-                .why_not_live(snapshot)
-                .or_else(|| linked.unreachable(snapshot, &states).into_iter().next()),
+            problem: linked.why_not_live(snapshot).or_else(|| {
+                linked.unreachable(snapshot, &states, sources.dataplane.carriers()).into_iter().next()
+            }),
             name,
         }
     };
@@ -310,6 +327,23 @@ fn not_connected(snapshot: &Snapshot) -> String {
 /// Returns true if the network is one of the peer with this place.
 fn is_in(network: &str, place: &str) -> bool {
     network.strip_prefix(place).is_some_and(|rest| rest.starts_with('/'))
+}
+
+fn carriers(sources: &Sources, peer: &Peer, direction: Carry) -> api::peer::Carriers {
+    let OfPeer { carriers, streams, calls, round_trip } =
+        sources.dataplane.carriers().of_peer(&peer.name, direction);
+    let problems = match direction {
+        Carry::FromPeer => sources.links.carrier_problems(&peer.name).into_iter().collect(),
+        Carry::ToPeer => Vec::new(),
+    };
+    api::peer::Carriers {
+        direction: direction.text().to_owned(),
+        open: carriers,
+        calls: streams,
+        total: calls,
+        round_trip_ms: round_trip.map(milliseconds),
+        problems,
+    }
 }
 
 fn link(link: &LinkStatus) -> api::peer::Link {

@@ -22,6 +22,7 @@ use isthmus_aggregator::status::{
 };
 use isthmus_api as api;
 use isthmus_api::text::{counted, lasting};
+use isthmus_dataplane::carriers::pool::Carriers;
 use isthmus_model::drain::PARTS;
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::probe::Fault;
@@ -110,7 +111,7 @@ fn cheap_problems(sources: &Sources, snapshot: &Snapshot) -> Vec<Problem> {
     let is_new = age.is_some_and(|age| age < LINKED_AGAIN_WITHIN);
     for linked in Linked::all(snapshot, &sources.links, &aggregator) {
         let parted = sources.links.has_parted(&linked.peer.name, LINKED_AGAIN_WITHIN);
-        all.extend(of_peer(&linked, parted || is_new, snapshot, &states));
+        all.extend(of_peer(&linked, parted || is_new, snapshot, (&states, sources.dataplane.carriers())));
         let conflicts = snapshot.export_conflicts(&linked.peer.name);
         all.extend(
             conflicts.into_iter().map(|text| Problem::new(Code::PeerLeftOut, &*linked.peer.name, text)),
@@ -360,7 +361,12 @@ fn of_virtual_addresses(status: &VirtualAddressStatus) -> Vec<Problem> {
 const LINKED_AGAIN_WITHIN: Duration = Duration::from_secs(5);
 
 /// Returns the problems of a peer. `is_handed_over` is true while an upgrade may be the reason why there is no link.
-fn of_peer(linked: &Linked, is_handed_over: bool, snapshot: &Snapshot, states: &States) -> Vec<Problem> {
+fn of_peer(
+    linked: &Linked,
+    is_handed_over: bool,
+    snapshot: &Snapshot,
+    (states, carriers): (&States, &Carriers),
+) -> Vec<Problem> {
     let name = &*linked.peer.name;
     let state = match linked.state {
         PeerState::Live => None,
@@ -372,7 +378,7 @@ fn of_peer(linked: &Linked, is_handed_over: bool, snapshot: &Snapshot, states: &
         let why = linked.why_not_live(snapshot).unwrap_or_default();
         Problem::new(code, name, format!("the peer {name} is {}: {why}", linked.state.text()))
     });
-    let unreachable = linked.unreachable(snapshot, states).into_iter();
+    let unreachable = linked.unreachable(snapshot, states, carriers).into_iter();
     let unreachable = unreachable.map(|text| Problem::new(Code::PeerUnreachable, name, text));
     let skew = linked.clock_skew_ms().filter(|skew| skew.unsigned_abs() > CLOCK_SKEW_MAX_MS);
     let clock = skew.map(|skew| {

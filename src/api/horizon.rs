@@ -98,6 +98,9 @@ pub struct Entry {
     pub additional_addresses: Vec<String>,
     /// The kind of entry: `endpoint` or `gateway`.
     pub kind: String,
+    /// The peer on whose carriers the gateway, one of the viewer's own network, passes calls on; absent: on none.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub carrier_of: Option<String>,
     /// The network of the endpoint, or the network behind the gateway.
     pub network: String,
     /// The cluster of the endpoint or gateway.
@@ -124,6 +127,7 @@ impl Default for Entry {
             address: text(),
             additional_addresses: Vec::new(),
             kind: text(),
+            carrier_of: None,
             network: text(),
             cluster: text(),
             locality: text(),

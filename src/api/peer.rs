@@ -26,6 +26,8 @@ pub struct Peer {
     pub imported: usize,
     /// The links with the peer's gateways, and the attempts to open one.
     pub links: Vec<Link>,
+    /// The carriers with the peer's gateways, by direction; empty if the config allows none.
+    pub carriers: Vec<Carriers>,
     /// The gateways through which the peer's services are reached.
     pub gateways: Vec<Gateway>,
     /// The number of services that a rule names but that are not exchanged.
@@ -41,6 +43,24 @@ impl Peer {
     pub fn round_trip_ms(&self) -> Option<f64> {
         self.links.iter().filter_map(|link| link.round_trip_ms).min_by(f64::total_cmp)
     }
+}
+
+/// The carriers with the gateways of a peer, on which calls cross in one direction.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Carriers {
+    /// The direction of the calls: `fromPeer` or `toPeer`.
+    pub direction: String,
+    /// The number of open carriers.
+    pub open: usize,
+    /// The number of calls at present.
+    pub calls: usize,
+    /// The number of calls since this gateway started.
+    pub total: u64,
+    /// The shortest round-trip time of the carriers, in milliseconds.
+    pub round_trip_ms: Option<f64>,
+    /// Why carriers that this gateway opens are not open, each as a sentence.
+    pub problems: Vec<String>,
 }
 
 /// A link with one process of a peer, or the attempts to open one.

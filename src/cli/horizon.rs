@@ -229,7 +229,10 @@ struct Row<'a> {
 fn print_entries(entries: &[Entry], out: &mut impl Write) -> Result<(), Failure> {
     let all: [Column<Row<'_>>; 9] = [
         ("ADDRESS", |row| text(&row.entry.address)),
-        ("KIND", |row| text(&row.entry.kind)),
+        ("KIND", |row| match &row.entry.carrier_of {
+            Some(peer) => text(&format!("own {}, carrier of {peer}", row.entry.kind)),
+            None => text(&row.entry.kind),
+        }),
         ("NETWORK", |row| text(&row.entry.network)),
         ("CLUSTER", |row| text(&row.entry.cluster)),
         ("LOCALITY", |row| text(&row.entry.locality)),

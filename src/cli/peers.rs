@@ -10,7 +10,7 @@ use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, columns, paint, structured};
 
-const PEERS: [Column<Peer>; 9] = [
+const PEERS: [Column<Peer>; 10] = [
     ("PEER", |peer| text(&peer.name)),
     ("STATE", |peer| text(&peer.state)),
     ("SINCE", |peer| optional(peer.since.as_ref())),
@@ -19,6 +19,14 @@ const PEERS: [Column<Peer>; 9] = [
     ("GATEWAYS", |peer| match peer.gateways.len() {
         0 => "-".to_owned(),
         all => format!("{} of {all}", peer.gateways.iter().filter(|gateway| gateway.usable).count()),
+    }),
+    ("CARRIERS", |peer| match peer.carriers.is_empty() {
+        true => "-".to_owned(),
+        false => {
+            let (open, calls) =
+                peer.carriers.iter().fold((0, 0), |(open, calls), of| (open + of.open, calls + of.calls));
+            format!("{open}, {calls} calls")
+        }
     }),
     ("OUT", |peer| peer.exported.to_string()),
     ("IN", |peer| peer.imported.to_string()),
@@ -71,6 +79,10 @@ fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
             let heading = paint(&format!("{} is {}:", text(&peer.name), text(&peer.state)), Colour::Red);
             writeln!(out, "\n{heading} {}", text(problem))?;
         }
+        for problem in peer.carriers.iter().flat_map(|of| &of.problems) {
+            let heading = paint(&format!("{}, a carrier is not open:", text(&peer.name)), Colour::Yellow);
+            writeln!(out, "\n{heading} {}", text(problem))?;
+        }
         if !peer.left_out.is_empty() {
             writeln!(out, "\n{}", paint(&format!("{}, left out:", text(&peer.name)), Colour::Yellow))?;
         }
@@ -89,6 +101,7 @@ fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
 mod tests {
     use super::*;
     use isthmus_api::network::Gateway;
+    use isthmus_api::peer::Carriers;
 
     #[test]
     fn the_tables_have_state_links_and_what_is_left_out() {
@@ -112,6 +125,7 @@ mod tests {
             exported: 3,
             imported: 2,
             links: vec![link],
+            carriers: vec![Carriers { open: 4, calls: 37, ..Carriers::default() }],
             gateways: vec![Gateway { usable: true, ..Gateway::default() }, Gateway::default()],
             left_out_count: 3,
             left_out: vec![
@@ -128,9 +142,9 @@ mod tests {
         let mut out = Vec::new();
         print(&[west, south], &mut out).expect("memory takes it");
         let lines = [
-            "PEER   STATE         SINCE                     LAST CHANGE  LINKS  GATEWAYS  OUT  IN  LEFT OUT",
-            "west   live          2026-01-01T00:00:00.000Z  -            1      1 of 2    3    2   3",
-            "south  not enrolled  -                         -            0      -         0    0   0",
+            "PEER   STATE         SINCE                     LAST CHANGE  LINKS  GATEWAYS  CARRIERS     OUT  IN  LEFT OUT",
+            "west   live          2026-01-01T00:00:00.000Z  -            1      1 of 2    4, 37 calls  3    2   3",
+            "south  not enrolled  -                         -            0      -         -            0    0   0",
             "",
             "PEER  INSTANCE  ADDRESS          DIALLED BY  STATE  SOFTWARE       ROUND TRIP  CLOCK   GIVEN  TAKEN  OUR ROOTS",
             "west  gw-1      192.0.2.1:15443  us          live   isthmus 0.1.0  1.25 ms     -12 ms  3      2      taken",
