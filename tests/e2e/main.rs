@@ -14,6 +14,7 @@ mod beliefs;
 mod bombs;
 mod boundary;
 mod calls;
+mod carriers;
 mod checks;
 mod cluster_settings_envoy;
 mod commands;
