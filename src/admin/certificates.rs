@@ -13,7 +13,9 @@ use isthmus_api::certificate::Certificate;
 use isthmus_api::requests;
 use isthmus_api::status::IdentitySource;
 use isthmus_config::Config;
+use isthmus_model::identity::TrustDomain;
 use isthmus_telemetry::clock::rfc3339;
+use isthmus_tls::certificate::pem;
 use isthmus_tls::context::NodeContext;
 use isthmus_tls::files;
 use isthmus_tls::status::{CERTIFICATE, SourceStatus, crl_of, domain_of, trust_of};
@@ -131,6 +133,14 @@ impl Identities {
         for (of, why) in &status.problems {
             problem(Code::CertificateSource, of, format!("{of}: {why}"));
         }
+        for (peer, file) in &status.unfiled {
+            let text = format!(
+                "the peer {peer} announced a root that {} does not have, so a replica that starts without this one's state refuses \
+                 the peer: write what `isthmus peer roots {peer}` prints into the file",
+                file.display()
+            );
+            problem(Code::PeerRootNotInFile, peer, text);
+        }
         let trust = self.context.trust.newest();
         for (domain, bundle) in trust.iter().flat_map(|trust| trust.domains()) {
             if let Some(until) = bundle.not_after.filter(|until| *until <= now) {
@@ -142,6 +152,12 @@ impl Identities {
             }
         }
         all
+    }
+
+    /// Returns the roots in use of a trust domain as PEM; empty without any.
+    pub(super) fn roots_of(&self, domain: &TrustDomain) -> String {
+        let trust = self.context.trust.newest();
+        trust.and_then(|trust| trust.roots_of(domain).map(pem)).unwrap_or_default()
     }
 
     /// Returns the status of the certificate source; `None` if there is neither a source nor a problem.

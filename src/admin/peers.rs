@@ -41,7 +41,7 @@ pub(crate) fn answers(routes: Routes) -> Routes {
 }
 
 async fn one(extract::State(sources): extract::State<Sources>, Path(name): Path<String>) -> Response {
-    match peer(&sources.reader.latest(), &name) {
+    match peer(&sources, &name) {
         Some(peer) => json_response(&peer),
         None => error(StatusCode::NOT_FOUND, "the config has no peer of this name"),
     }
@@ -364,7 +364,8 @@ fn link(link: &LinkStatus) -> api::peer::Link {
 }
 
 /// Returns a peer with its services; `None` if the config has no such peer.
-pub fn peer(snapshot: &Snapshot, name: &str) -> Option<PeerDetail> {
+pub fn peer(sources: &Sources, name: &str) -> Option<PeerDetail> {
+    let snapshot = &*sources.reader.latest();
     let peer = snapshot.policy.peers.iter().find(|peer| *peer.name == *name)?;
     let rules = peer.imports.iter().flat_map(|rule| &rule.services);
     Some(PeerDetail {
@@ -375,6 +376,7 @@ pub fn peer(snapshot: &Snapshot, name: &str) -> Option<PeerDetail> {
         imported: imported(snapshot, peer),
         asked: rules.map(ToString::to_string).collect(),
         conflicts: snapshot.export_conflicts(name),
+        roots: peer.who.as_ref().map(|who| sources.identities.roots_of(&who.alias)).unwrap_or_default(),
     })
 }
 

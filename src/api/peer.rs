@@ -150,6 +150,8 @@ pub struct PeerDetail {
     pub asked: Vec<String>,
     /// Our services that the rules offer but that the peer cannot reach, each as a sentence.
     pub conflicts: Vec<String>,
+    /// The roots by which this gateway verifies the peer, as PEM; empty until the peer is enrolled.
+    pub roots: String,
 }
 
 /// A service that is exchanged with a peer.

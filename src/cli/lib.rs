@@ -263,6 +263,9 @@ enum PeerAction {
     /// Show which services a changed config makes reachable or unreachable, for each peer, before it is applied
     #[command(after_help = plan::EXAMPLES)]
     Plan(plan::Arguments),
+    /// Print the roots by which the gateway verifies a peer, with those that the peer has announced, as PEM
+    #[command(after_help = peers::ROOTS_EXAMPLES)]
+    Roots(peers::Roots),
 }
 
 /// Parses the command line and runs the command.
@@ -332,6 +335,7 @@ fn dispatch(command: Command, out: &mut impl Write) -> Result<(), Failure> {
         Command::Peer(PeerAction::Invite(arguments)) => enrol::invite(&arguments, out),
         Command::Peer(PeerAction::Join(arguments)) => enrol::join(&arguments, out),
         Command::Peer(PeerAction::Plan(arguments)) => plan::run(&arguments, out),
+        Command::Peer(PeerAction::Roots(arguments)) => peers::roots(&arguments, out),
         Command::Registry(action) => registry::run(action, out),
         #[cfg(feature = "kubernetes")]
         Command::Kubeconfig(arguments) => kubeconfig::run(arguments, out),

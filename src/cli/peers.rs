@@ -2,8 +2,10 @@
 
 use std::io::Write;
 
-use super::arguments::Reading;
-use isthmus_api::peer::{Link, Peer};
+use clap::Args;
+
+use super::arguments::{Admin, Reading};
+use isthmus_api::peer::{Link, Peer, PeerDetail};
 use isthmus_api::requests;
 use isthmus_api::table::{Column, optional, text};
 use isthmus_console::client;
@@ -32,6 +34,19 @@ const PEERS: [Column<Peer>; 10] = [
     ("IN", |peer| peer.imported.to_string()),
     ("LEFT OUT", |peer| peer.left_out_count.to_string()),
 ];
+
+/// The text below the options of `roots`.
+pub(super) const ROOTS_EXAMPLES: &str = "Examples:
+  isthmus peer roots west > west-roots.pem   the file of peers[].trust, after the peer has changed its certificate authority";
+
+#[derive(Debug, Args)]
+pub(super) struct Roots {
+    /// Name of the other organisation, as under `peers` of the config
+    #[arg(value_name = "NAME")]
+    name: String,
+    #[command(flatten)]
+    admin: Admin,
+}
 
 /// A link, and the name of its peer.
 struct Row<'a> {
@@ -75,6 +90,14 @@ fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
         columns(out, &shown, &rows)?;
     }
     for peer in peers {
+        // The problem of a peer that is not live is that of one of its links.
+        for (address, problem) in faults(peer) {
+            writeln!(
+                out,
+                "\n{} {address}: {problem}",
+                paint(&format!("{}:", text(&peer.name)), Colour::Yellow)
+            )?;
+        }
         if let Some(problem) = &peer.problem {
             let heading = paint(&format!("{} is {}:", text(&peer.name), text(&peer.state)), Colour::Red);
             writeln!(out, "\n{heading} {}", text(problem))?;
@@ -95,6 +118,25 @@ fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Returns the addresses of a live peer's links that have a fault, each with the fault.
+fn faults(peer: &Peer) -> impl Iterator<Item = (String, String)> {
+    let links = peer.links.iter().filter(|_| peer.state == "live");
+    links.filter_map(|link| Some((text(&link.address), text(link.problem.as_ref()?))))
+}
+
+/// Runs `isthmus peer roots`.
+pub(super) fn roots(arguments: &Roots, out: &mut impl Write) -> Result<(), Failure> {
+    let value = client::get(&arguments.admin.url(), &requests::PEER.at(&arguments.name))?.json()?;
+    let detail: PeerDetail = client::typed(value)?;
+    if detail.roots.is_empty() {
+        return Err(Failure::Wrong(format!(
+            "the gateway has no roots of {}; see isthmus peers",
+            arguments.name
+        )));
+    }
+    Ok(write!(out, "{}", detail.roots)?)
 }
 
 #[cfg(test)]

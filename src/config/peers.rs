@@ -231,6 +231,7 @@ impl Reader<'_> {
             alias: who.alias.clone(),
             trust_domain: who.trust_domain.clone(),
             roots: trust.clone(),
+            is_enrolled: stored == Stored::InUse,
         }));
         let spec = PeerSpec {
             peer: peer.clone(),

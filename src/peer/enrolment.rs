@@ -478,6 +478,7 @@ impl Enrolment {
         let roots = proto::Roots {
             trust_domain: own.to_string(),
             certificates: roots.iter().map(|root| root.to_vec()).collect(),
+            valid_for: 0,
         };
         let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default();
         Ok(proto::Party {

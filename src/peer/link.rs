@@ -76,6 +76,10 @@ pub(super) struct Group {
     open: watch::Sender<usize>,
     /// True if the peer's gateways allow carriers, as the newest link says.
     pub(super) carries: watch::Sender<bool>,
+    /// The time without a link after which roots that were announced are not used.
+    expire_after: Duration,
+    /// The same time as the peer announced it last with its roots; `None`: it has not.
+    valid_for: watch::Sender<Option<Duration>>,
 }
 
 /// A link after Hello.
@@ -92,7 +96,12 @@ pub(super) struct Running {
 pub(super) type Verified = (Proof, Latest<TrustBundles>);
 
 impl Group {
-    pub(super) fn new(peer: Arc<Peer>, records: &Arc<AtomicUsize>, stop: watch::Receiver<Order>) -> Self {
+    pub(super) fn new(
+        peer: Arc<Peer>,
+        expire_after: Duration,
+        records: &Arc<AtomicUsize>,
+        stop: watch::Receiver<Order>,
+    ) -> Self {
         let budget = Budget::new(peer.limits.memory, records);
         Self {
             peer,
@@ -103,7 +112,14 @@ impl Group {
             announced: watch::Sender::default(),
             open: watch::Sender::default(),
             carries: watch::Sender::default(),
+            expire_after,
+            valid_for: watch::Sender::default(),
         }
+    }
+
+    /// Returns the time without a link after which roots that the peer announced are not used.
+    fn roots_last(&self) -> Duration {
+        self.valid_for.borrow().map_or(self.expire_after, |time| time.min(self.expire_after))
     }
 }
 
@@ -160,7 +176,8 @@ impl Shared {
             own: self.listening.clone(),
             times: self.times.clone(),
             trust: self.context.trust.clone(),
-            roots: self.own_roots(),
+            roots: self.own_roots(group.expire_after),
+            valid_for: group.valid_for.clone(),
             peer_roots: self.peer_roots.clone(),
             importer: self.importer.clone(),
             table: self.table.clone(),
@@ -193,27 +210,32 @@ impl Shared {
         ended
     }
 
-    /// Returns a function that reads the newest roots of our own trust domain, for messages to peers.
-    fn own_roots(self: &Arc<Self>) -> Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync> {
+    /// Returns a function that reads the newest roots of our own trust domain, for messages to a peer, whose replicas may use them
+    /// for this time without a link.
+    fn own_roots(
+        self: &Arc<Self>,
+        valid_for: Duration,
+    ) -> Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync> {
         let shared = self.clone();
         Arc::new(move || {
             let own = shared.own.lock().unwrap_or_else(PoisonError::into_inner).clone()?;
             let bundles = shared.context.trust.newest()?;
             let roots = bundles.roots_of(&own)?;
             let certificates = roots.iter().map(|root| root.to_vec()).collect();
-            Some(proto::Roots { trust_domain: own.to_string(), certificates })
+            let valid_for = u32::try_from(valid_for.as_secs()).unwrap_or(u32::MAX);
+            Some(proto::Roots { trust_domain: own.to_string(), certificates, valid_for })
         })
     }
 }
 
-/// Calls `suspend`, which suspends the roots that a peer has announced, whenever there has been no link with the peer for
-/// `expire_after`, as the peer may have withdrawn them meanwhile. The next announcement ends the suspension.
-pub(super) async fn expire_roots(group: Group, expire_after: Duration, suspend: impl Fn()) {
+/// Calls `suspend`, which suspends the roots that a peer has announced, whenever there has been no link with the peer for so long
+/// that the peer may have withdrawn them meanwhile. The next announcement ends the suspension.
+pub(super) async fn expire_roots(group: Group, suspend: impl Fn()) {
     let (mut stop, mut open) = (group.stop.clone(), group.open.subscribe());
     let expiring = async {
         // Fails only if the group does not exist any more.
         while open.wait_for(|count| *count == 0).await.is_ok() {
-            if timeout(expire_after, open.wait_for(|count| *count > 0)).await.is_err() {
+            if timeout(group.roots_last(), open.wait_for(|count| *count > 0)).await.is_err() {
                 suspend();
                 let _ = open.wait_for(|count| *count > 0).await;
             }
@@ -237,8 +259,9 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn announced_roots_are_suspended_once_there_was_no_link_for_the_whole_time() {
         let (_stop, stopped) = watch::channel(Order::GoOn);
-        let group = Group::new(Arc::new(peer("west", &[])), &Arc::default(), stopped);
-        let open = group.open.clone();
+        let most = Duration::from_secs(600);
+        let group = Group::new(Arc::new(peer("west", &[])), most, &Arc::default(), stopped);
+        let (open, valid_for) = (group.open.clone(), group.valid_for.clone());
         let (begun, suspended) = (Instant::now(), RefCell::new(Vec::new()));
         let story = async {
             let times = [(0, 599), (1, 9_000), (0, 599), (2, 1), (1, 9_000), (0, 2_000), (1, 1), (0, 601)];
@@ -246,13 +269,20 @@ mod tests {
                 open.send_replace(links);
                 sleep(Duration::from_secs(seconds)).await;
             }
+            // The peer may shorten the time, and not lengthen it.
+            for (announced, links, seconds) in [(9_000, 1, 1), (9_000, 0, 601), (60, 1, 1), (60, 0, 61)] {
+                valid_for.send_replace(Some(Duration::from_secs(announced)));
+                open.send_replace(links);
+                sleep(Duration::from_secs(seconds)).await;
+            }
         };
         let suspend = || suspended.borrow_mut().push(begun.elapsed().as_secs());
         tokio::select! {
-            () = expire_roots(group, Duration::from_secs(600), suspend) => panic!("it ended"),
+            () = expire_roots(group, suspend) => panic!("it ended"),
             () = story => {}
         }
         let begin = 599 + 9_000 + 599 + 1 + 9_000;
-        assert_eq!(*suspended.borrow(), [begin + 600, begin + 2_000 + 1 + 600]);
+        let second = begin + 2_000 + 1 + 600;
+        assert_eq!(*suspended.borrow(), [begin + 600, second, second + 2 + 600, second + 2 + 601 + 1 + 60]);
     }
 }

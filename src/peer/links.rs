@@ -150,7 +150,8 @@ impl Links {
                 continue;
             }
             let (stop, stopped) = watch::channel(Order::GoOn);
-            let group = Group::new(options.peer.clone(), &self.0.shared.records, stopped);
+            let group =
+                Group::new(options.peer.clone(), options.expire_after, &self.0.shared.records, stopped);
             if let Some(who) = options.peer.who.clone().filter(|_| !options.dial.is_empty()) {
                 let given = options.dial.clone();
                 let shared = self.0.shared.clone();
@@ -160,7 +161,7 @@ impl Links {
             if let Some(who) = &options.peer.who {
                 let (roots, alias) = (self.0.shared.peer_roots.clone(), who.alias.clone());
                 let suspend = move || roots.suspend(&alias);
-                self.0.shared.scope.spawn(expire_roots(group.clone(), options.expire_after, suspend));
+                self.0.shared.scope.spawn(expire_roots(group.clone(), suspend));
             }
             let link = Configured { options: options.clone(), stop, group };
             configured.insert(name, link);
@@ -228,17 +229,21 @@ impl Links {
         let accepting = TlsAcceptor::from(self.0.tls.clone()).accept(socket);
         let accepting = async {
             // In the same poll as the handshake's end, because the identity is that of the thread's last refusal.
-            accepting.await.map_err(|error| (error, refused_identity()))
+            accepting.await.map_err(|error| (refused_identity(), error))
         };
         let stream = timeout(STEP_WITHIN, accepting)
             .await
             .map_err(|_| "the TLS handshake took too long".to_owned())?;
-        let stream = stream.map_err(|(error, named)| {
-            let why = tls_error_of(&error).map_or_else(|| error.to_string(), describe);
-            if let Some(peer) = named.and_then(|identity| self.peer_that_has(&identity)) {
-                self.0.shared.table.note_refused(&peer, source.ip(), &why);
+        let stream = stream.map_err(|(named, error)| match tls_error_of(&error) {
+            Some(fault @ rustls::Error::InvalidCertificate(_)) => {
+                let why = describe(fault);
+                if let Some(peer) = named.and_then(|identity| self.peer_that_has(&identity)) {
+                    self.0.shared.table.note_refused(&peer, source.ip(), &why);
+                }
+                why
             }
-            why
+            Some(fault) => describe(fault),
+            None => error.to_string(),
         })?;
         let proof = Proof::of(Shower::Gateway, stream.get_ref().1, &mut trust)?;
         let group = self.group_of(&proof.identity)?;

@@ -147,6 +147,7 @@ mod tests {
         let roots = proto::Roots {
             trust_domain: identity.trust_domain().to_owned(),
             certificates: vec![certificate(authority.certificate_pem()).to_vec()],
+            valid_for: 0,
         };
         (proto::Party { identity: identity.to_string(), roots: Some(roots), ..proto::Party::default() }, leaf)
     }

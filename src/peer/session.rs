@@ -168,6 +168,8 @@ pub(super) struct Session {
     pub(super) roots: Arc<dyn Fn() -> Option<proto::Roots> + Send + Sync>,
     /// Verifies and stores the roots that the peer announces.
     pub(super) peer_roots: RootStore,
+    /// Receives the time for which the peer's roots may be used without a link.
+    pub(super) valid_for: watch::Sender<Option<Duration>>,
     pub(super) importer: Arc<dyn Importer>,
     pub(super) table: Arc<LinkTable>,
     pub(super) outgoing: Outgoing,
@@ -636,7 +638,10 @@ impl Session {
                 who.trust_domain
             ));
         }
-        self.peer_roots.announce(&who.alias, certificates(roots))
+        self.peer_roots.announce(&who.alias, certificates(roots))?;
+        let valid_for = (roots.valid_for > 0).then(|| Duration::from_secs(roots.valid_for.into()));
+        self.valid_for.send_replace(valid_for);
+        Ok(())
     }
 }
 
@@ -804,6 +809,7 @@ mod tests {
             trust: roots.reader(),
             roots: Arc::new(|| None),
             peer_roots: roots,
+            valid_for: watch::Sender::default(),
             importer: Arc::new(nothing),
             table: table.clone(),
             outgoing: Outgoing::Accepted(accepted.outgoing),

@@ -1,8 +1,7 @@
 //! The state of all links, for operators.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::net::IpAddr;
-use std::net::SocketAddr;
+use std::net::{IpAddr, SocketAddr};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, SystemTime};
 

@@ -20,10 +20,11 @@ use tonic::server::{Grpc, StreamingService};
 use tonic::{Request, Response, Status, Streaming};
 
 use super::codec::LinkCodec;
-use isthmus_net::channel::{Channel, Limits, Tasks, TwoWay};
+use isthmus_net::channel::{CallFault, Channel, Limits, Tasks, TwoWay};
 use isthmus_net::metered::Metered;
 use isthmus_proto::isthmus::peer::v1 as proto;
 use isthmus_tasks::scope::Scope;
+use isthmus_tls::trust::describe_text;
 
 /// The path of the gRPC method.
 const LINK: &str = "/isthmus.peer.v1.Peer/Link";
@@ -108,11 +109,14 @@ where
     let origin = http::Uri::from_static("https://peer");
     let limits =
         Limits { message_bytes_max: MESSAGE_BYTES_MAX, ping_interval: Some(PING), ..Limits::default() };
-    let mut channel =
-        Channel::open_with(stream, origin, scope, limits).await.map_err(|fault| fault.to_string())?;
+    let mut channel = Channel::open_with(stream, origin, scope, limits).await.map_err(told)?;
     // A server may send no headers before it has a message to answer, so the client sends an empty one.
     let first = Request::new(proto::Message::default());
-    channel.two_way_by(LinkCodec, LINK, first, Vec::new()).await.map_err(|fault| fault.to_string())
+    channel.two_way_by(LinkCodec, LINK, first, Vec::new()).await.map_err(told)
+}
+
+fn told(fault: CallFault) -> String {
+    describe_text(fault.to_string())
 }
 
 /// Serves a connection that a peer has dialled. Each link that the peer opens on it is sent to `opened`.

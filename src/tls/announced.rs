@@ -202,6 +202,7 @@ mod tests {
             alias: domain("alias"),
             trust_domain: domain("west.example"),
             roots: None,
+            is_enrolled: false,
         };
         store.roots.send_modify(|roots| {
             roots.set_peers(&[west]);

@@ -43,6 +43,8 @@ pub struct PeerTrust {
     pub trust_domain: TrustDomain,
     /// The PEM file of the peer's roots; `None`: only announced roots are used.
     pub roots: Option<PathBuf>,
+    /// True if the file is that of an enrolment, in the state folder.
+    pub is_enrolled: bool,
 }
 
 /// All roots, by the source that they come from.
@@ -249,6 +251,11 @@ impl RootStore {
             let last = before.as_ref().and_then(|before| before.bundle(&peer.alias)).cloned();
             self.add_peer(peer, &roots, last, &mut taken, &mut bundles);
         }
+        let unfiled = roots.unfiled();
+        self.status.send_if_modified(|status| {
+            let before = std::mem::replace(&mut status.unfiled, unfiled);
+            before != status.unfiled
+        });
         self.trust.set(Arc::new(bundles));
     }
 
@@ -335,6 +342,17 @@ impl Roots {
         let announced = self.announced.get(alias).filter(|announced| announced.base == base(of_file));
         let announced = announced.map(|announced| (&announced.roots, announced.is_unconfirmed));
         announced.or_else(|| of_file.map(|roots| (roots, false)))
+    }
+
+    /// Returns the peers that have announced a root which the operator's file does not have, each with this file.
+    fn unfiled(&self) -> BTreeMap<Arc<str>, PathBuf> {
+        let one = |peer: &PeerTrust| {
+            let file = peer.roots.clone().filter(|_| !peer.is_enrolled)?;
+            let (used, _) = self.of_peer(&peer.alias)?;
+            let filed = self.of_peers.get(&peer.alias)?;
+            used.iter().any(|root| !filed.contains(root)).then(|| (peer.peer.clone(), file))
+        };
+        self.peers.iter().filter_map(one).collect()
     }
 
     /// Returns the roots of all trust domains except `alias` and `replaced`, whether the roots are in use or not. `replaced` is

@@ -1,6 +1,8 @@
 //! The status of the sources of this gateway's certificate and of the trusted roots, for operators.
 
 use std::collections::BTreeMap;
+use std::path::PathBuf;
+use std::sync::Arc;
 use std::time::SystemTime;
 
 use isthmus_model::identity::TrustDomain;
@@ -16,6 +18,9 @@ pub struct SourceStatus {
     pub next: Option<SystemTime>,
     /// The causes of the last failures, by subject: the certificate, or the roots of a trust domain.
     pub problems: BTreeMap<String, String>,
+    /// The peers that have announced a root which their file does not have, each with the file: a process that starts without what
+    /// was announced refuses such a peer.
+    pub unfiled: BTreeMap<Arc<str>, PathBuf>,
 }
 
 /// The key of the certificate's problem in [`SourceStatus::problems`].

@@ -16,7 +16,7 @@ use rustls::crypto::{CryptoProvider, WebPkiSupportedAlgorithms};
 use rustls::pki_types::{CertificateDer, CertificateRevocationListDer, ServerName, UnixTime};
 use rustls::server::danger::ClientCertVerifier;
 use rustls::server::{ParsedCertificate, WebPkiClientVerifier};
-use rustls::{CertificateError, Error, OtherError, RootCertStore};
+use rustls::{AlertDescription, CertificateError, Error, OtherError, RootCertStore};
 
 use super::certificate::{IdentityFault, identity_of, limits_uris, validity_of};
 use isthmus_model::identity::{Identity, TrustDomain};
@@ -133,8 +133,30 @@ pub fn describe(error: &Error) -> String {
             "the certificate, or one of its authorities, is revoked by a list of trust[].crl".to_owned()
         }
         Error::InvalidCertificate(error) => format!("the certificate is not trusted: {error}"),
+        Error::AlertReceived(alert) if REFUSALS.contains(alert) => {
+            format!("the other side does not accept this gateway's certificate (alert {alert:?})")
+        }
         error => error.to_string(),
     }
+}
+
+/// The alerts by which the other side refuses a certificate (RFC 8446, section 6.2). A server of TLS 1.3 sends them after the client
+/// has completed the handshake.
+const REFUSALS: [AlertDescription; 8] = [
+    AlertDescription::BadCertificate,
+    AlertDescription::UnsupportedCertificate,
+    AlertDescription::CertificateRevoked,
+    AlertDescription::CertificateExpired,
+    AlertDescription::CertificateUnknown,
+    AlertDescription::UnknownCA,
+    AlertDescription::DecryptError,
+    AlertDescription::AccessDenied,
+];
+
+/// Describes the fault of a connection whose TLS error is known by its text alone.
+pub fn describe_text(fault: String) -> String {
+    let alert = REFUSALS.into_iter().map(Error::AlertReceived).find(|alert| alert.to_string() == fault);
+    alert.map_or(fault, |alert| describe(&alert))
 }
 
 fn at(time: UnixTime) -> String {

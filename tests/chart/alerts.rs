@@ -192,6 +192,7 @@ fn table() -> Vec<Row> {
                 "spans_lost",
                 "peer_not_enrolled",
                 "peer_unreachable",
+                "peer_root_not_in_file",
                 "peer_clock",
                 "peer_left_out",
                 "xds_client_refused",

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use serde_json::Value;
 
-use crate::problems::run;
+use crate::problems::{has_problem, run};
 use crate::support::backend::Backend;
 use crate::support::client::{connect, tls_with};
 use crate::support::clock;
@@ -623,6 +623,13 @@ fn a_peer_whose_operator_removes_us_is_forgotten_at_once_also_on_disk_and_not_tw
     });
     assert_eq!(peer["imported"], 0, "{peer:#}");
     east.told("so its services are removed: the peer was removed from the config");
+    // Later refusals do not hide why the link ended.
+    eventually("the refusal of a later connection", || {
+        let problem = east.json("/api/v1/peers")[0]["problem"].to_string();
+        problem
+            .contains("the peer ended the last link: the peer was removed from the config; now: ")
+            .then_some(())
+    });
     // A restart does not bring the services back from the disk.
     east.signal("TERM");
     east.ended();
@@ -673,7 +680,7 @@ fn a_peer_that_dials_and_only_exports_misses_nothing_and_its_services_go_with_it
 #[test]
 fn a_peer_changes_its_authority_under_load_by_what_it_announces_and_no_file_of_ours_changes() {
     let (pair, backend) = (Pair::new(), Backend::echo());
-    let west = pair.start_west(&format!(
+    let mut west = pair.start_west(&format!(
         "services:\n  - {{hostname: echo.pay.svc.cluster.local, namespace: pay, ports: [{{name: p, port: 80, targetPort: {}}}], \
          endpoints: [{{address: 127.0.0.1}}]}}\n",
         backend.address.port()
@@ -737,6 +744,31 @@ fn a_peer_changes_its_authority_under_load_by_what_it_announces_and_no_file_of_o
     eventually("a link of the new authority", || (linked() != first_link).then_some(()));
     let file = std::fs::read_to_string(west.folder().join("east.pem")).expect("west's file");
     assert_eq!(file, pair.east.pki.ca_pem(), "nobody has changed west's file");
+    // Only this process knows the new root, and its operator is told what to do before a replica starts without it.
+    let problem = has_problem(&west, "peer_root_not_in_file");
+    assert!(problem["text"].to_string().contains("isthmus peer roots east"), "{problem}");
+    let printed = run(&west, &["peer", "roots", "east"]);
+    assert_eq!(printed.replace("\r\n", "\n").trim(), next.ca_pem().replace("\r\n", "\n").trim());
+    // A replica that starts with the file alone refuses the peer, and both sides say why.
+    west.kill();
+    let west = pair.start_west("services: []\n");
+    let fault = |gateway: &Gateway, words: &str| {
+        let peer = gateway.json("/api/v1/peers")[0].clone();
+        let links = peer["links"].as_array().cloned().unwrap_or_default();
+        links.iter().any(|link| link["problem"].to_string().contains(words)).then_some(peer)
+    };
+    let peer = eventually("the refusal in the table of links", || {
+        fault(
+            &west,
+            "refused a connection that names the identity of the peer: the certificate is not trusted",
+        )
+    });
+    assert!(peer["problem"].to_string().contains("refused a connection"), "{peer:#}");
+    eventually("the refusal on the other side", || {
+        fault(&east, "the other side does not accept this gateway's certificate")
+    });
+    write(&west, "east.pem", &printed);
+    eventually("a live link", || (west.json("/api/v1/peers")[0]["state"] == "live").then_some(()));
 }
 
 /// Replaces a file of a gateway in one step.

@@ -362,7 +362,8 @@ fn roots_and_subscriptions_are_taken_once_a_second() {
             sequence += 1;
             if what == "roots" {
                 let certificates = [&[one.clone()][..], &[one.clone(), other.clone()]][answers % 2].to_vec();
-                let roots = proto::Roots { trust_domain: pair.east.trust_domain.clone(), certificates };
+                let roots =
+                    proto::Roots { trust_domain: pair.east.trust_domain.clone(), certificates, valid_for: 0 };
                 let ack = link.give(proto::Delta { sequence, roots: Some(roots), ..proto::Delta::default() });
                 assert!(ack.refused.is_empty(), "{ack:?}");
             } else {

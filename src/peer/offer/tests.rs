@@ -247,8 +247,13 @@ fn a_peer_that_wants_nothing_is_told_the_roots_and_their_changes_and_no_more() {
     for sequence in 1..=2 {
         assert!(offer.has_more());
         offer.follow();
-        let roots =
-            || Some(proto::Roots { trust_domain: "east.example".to_owned(), certificates: Vec::new() });
+        let roots = || {
+            Some(proto::Roots {
+                trust_domain: "east.example".to_owned(),
+                certificates: Vec::new(),
+                valid_for: 0,
+            })
+        };
         let Some(Next::Delta(mut delta)) = offer.next(sequence, 0, roots) else { panic!("the roots") };
         assert!(delta.roots.is_some() && delta.services.is_empty() && delta.gateways.is_empty(), "{delta:?}");
         let mut refused = Vec::new();

@@ -43,6 +43,7 @@ fn store(ours: (&str, &Authority), peers: &[(&str, &str, &Authority)]) -> RootSt
             alias: domain(alias),
             trust_domain: domain(named),
             roots: None,
+            is_enrolled: false,
         })
         .collect();
     store.roots.send_modify(|roots| {
