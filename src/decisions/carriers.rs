@@ -126,6 +126,6 @@ fn viewers_get_the_gateways_of_their_own_network() {
         let entries = assignment.entries.iter().map(|entry| (entry.address.to_string(), entry.weight));
         entries.collect::<Vec<_>>()
     };
-    assert_eq!(gateways(&[Carry::ToPeer], Tunnel::Sni), [("192.0.2.1:15443".to_owned(), 3)]);
-    assert_eq!(gateways(&[], Tunnel::Sni), [("198.51.100.1:15443".to_owned(), 3)]);
+    assert_eq!(gateways(&[Carry::ToPeer], Tunnel::Sni), [("192.0.2.1:15443".to_owned(), 1)]);
+    assert_eq!(gateways(&[], Tunnel::Sni), [("198.51.100.1:15443".to_owned(), 1)]);
 }
