@@ -112,7 +112,7 @@ fn of_network(snapshot: &Snapshot, query: &str, opened: Selection) -> Selection 
                 }
             }
         }
-        if placed.endpoints > 0 && service.name.as_str().contains(&query) {
+        if placed.endpoints > 0 && service.name.to_string().contains(&query) {
             services.push(Placed { name: service.name.to_string(), ..placed });
         }
     }

@@ -363,15 +363,15 @@ mod tests {
         assert_eq!(
             texts(few, 100)[1..],
             [
-                "0: in reserve, priority 1: 9 of 15 are ready, room for less than 1/32 of the calls",
-                "32: takes what nearer networks leave"
+                "10: takes its part, by ready endpoints, of what no network has room for",
+                "22: has room for (1.4 × 9 − 9)/3 of the calls, and takes its part of what no network has room for"
             ]
         );
         let mut full = of(0, 9);
         full[1].not_ready = 6;
         assert_eq!(
             texts(full, 100)[1],
-            "10: takes its part, by ready endpoints, of what no network has room for"
+            "14: takes its part, by ready endpoints, of what no network has room for"
         );
         let mut fixed = of(3, 0);
         fixed[2].fixed_percent = Some(25);

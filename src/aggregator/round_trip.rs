@@ -168,7 +168,8 @@ mod tests {
         for (first, then, used) in
             [(2_150, 1_950, 1_950), (1_950, 2_150, 2_150), (2_010, 1_990, 2_010), (2_150, 2_050, 2_150)]
         {
-            let (mut settled, hundredths) = (Settled::default(), |time| Duration::from_micros(10 * time));
+            let (mut settled, hundredths) =
+                (Settled::default(), |time: u64| Duration::from_micros(10 * time));
             for second in 0..=5 {
                 note(&mut settled, &[2, 30, 80], Some(hundredths(first)), seconds(start, second));
             }
@@ -202,21 +203,21 @@ mod tests {
     #[test]
     fn a_value_is_replaced_only_after_five_minutes_beyond_twenty_percent() {
         let (start, mut settled) = (Instant::now(), Settled::default());
-        let mut note = |measured: Option<u64>, second| {
-            self::note(&mut settled, &[], measured.map(ms), seconds(start, second));
+        let mut noted = |measured: Option<u64>, second| {
+            note(&mut settled, &[], measured.map(ms), seconds(start, second));
             settled.used
         };
         assert_eq!(
-            [(0, 90), (4, 31), (5, 30)].map(|(second, took)| note(Some(took), second)),
+            [(0, 90), (4, 31), (5, 30)].map(|(second, took)| noted(Some(took), second)),
             [None, None, Some(ms(30))]
         );
         for second in 6..400 {
-            assert_eq!(note(Some(36), second), Some(ms(30)), "20 % are no difference");
+            assert_eq!(noted(Some(36), second), Some(ms(30)), "20 % are no difference");
         }
         for second in 400..700 {
-            assert_eq!(note(Some(40), second), Some(ms(30)));
+            assert_eq!(noted(Some(40), second), Some(ms(30)));
         }
-        assert_eq!(note(Some(41), 700), Some(ms(41)));
+        assert_eq!(noted(Some(41), 700), Some(ms(41)));
         // A measurement within the bounds, or none at all, starts the time again.
         for second in 701..2_000 {
             let measured = match second % 250 {
@@ -224,7 +225,7 @@ mod tests {
                 1 => Some(41),
                 _ => Some(90),
             };
-            assert_eq!(note(measured, second), Some(ms(41)), "{second}");
+            assert_eq!(noted(measured, second), Some(ms(41)), "{second}");
         }
     }
 

@@ -82,6 +82,7 @@ fn west() -> Peer {
         exports: Vec::new(),
         imports: Vec::new(),
         limits: PeerLimits::default(),
+        carry: Vec::new(),
     }
 }
 

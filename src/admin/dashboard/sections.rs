@@ -279,8 +279,8 @@ fn service(html: &mut Html, service: &Service) {
 
 /// Writes the networks, as a map and as a table.
 pub(super) fn networks(html: &mut Html, overview: &Overview) {
-    let (networks, gateways) = (overview.networks.total, overview.gateways.total);
-    let small = format!("{}, {}", counted(networks, "network"), counted(gateways, "gateway"));
+    let counts = (overview.networks.total, overview.gateways.total);
+    let small = format!("{}, {}", counted(counts.0, "network"), counted(counts.1, "gateway"));
     begin(html, "networks", "Networks", &small);
     if overview.networks.shown.is_empty() && overview.gateways.shown.is_empty() {
         html.raw("<p class=\"dim\">none configured</p>\n");

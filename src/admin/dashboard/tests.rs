@@ -146,7 +146,8 @@ fn opened_pages(text: &str, count: usize) -> [String; 3] {
 
 #[test]
 fn no_text_becomes_markup_on_the_pages_of_networks_services_and_endpoints() {
-    for (hostile, harmless) in opened_pages(HOSTILE, 3).iter().zip(&opened_pages("x", 3)) {
+    // With a slash, as a route's name has, for which the same commands are offered.
+    for (hostile, harmless) in opened_pages(HOSTILE, 3).iter().zip(&opened_pages("x/x", 3)) {
         assert!(hostile.contains("&lt;script&gt;alert(1)"), "the names are on the page");
         for bad in ["<script>", "<img", "\u{202e}", "style=", "javascript:", "href=\"http"] {
             assert!(!hostile.contains(bad), "{bad}");
@@ -159,7 +160,7 @@ fn no_text_becomes_markup_on_the_pages_of_networks_services_and_endpoints() {
 #[test]
 fn the_pages_of_networks_services_and_endpoints_are_bounded_and_say_how_much_is_left_out() {
     for page in opened_pages(&"x".repeat(40), 10_000) {
-        assert!(page.len() < 100 << 10, "{}", page.len());
+        assert!(page.len() < 128 << 10, "{}", page.len());
         assert!(page.contains("and 9950 more"), "{page}");
         assert!(page.contains("<a href=\"/\">all</a>"), "{page}");
     }
@@ -240,7 +241,7 @@ fn the_largest_page_is_small() {
     let page = page(&overview(&"<".repeat(300), 100_000), &explained("x"));
     assert!(page.len() < 3 << 20, "{}", page.len());
     let usual = super::page(&overview(&"x".repeat(40), 50), &explained("x"));
-    assert!(usual.len() < 200 << 10, "{}", usual.len());
+    assert!(usual.len() < 256 << 10, "{}", usual.len());
 }
 
 #[test]

@@ -558,6 +558,7 @@ fn of_a_peer() -> Scenario {
         exports,
         imports,
         limits: PeerLimits::default(),
+        carry: Vec::new(),
     };
     let (stale_after, expire_after) = (Duration::from_secs(30), Duration::from_secs(900));
     let kind = RegistryKind::Peer(PeerSpec { peer: peer.into(), stale_after, expire_after });

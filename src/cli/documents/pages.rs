@@ -163,7 +163,7 @@ fn only_what_builds_or_changes_the_host_is_left_to_be_run_by_hand() {
         }
     }
     assert!(wrong.is_empty(), "no test runs these commands:\n{}", wrong.join("\n"));
-    assert!(by_hand < 12, "{by_hand} blocks are run by hand");
+    assert!(by_hand < 16, "{by_hand} blocks are run by hand");
 }
 
 #[test]
@@ -226,7 +226,7 @@ fn every_link_on_a_page_leads_somewhere() {
 }
 
 /// The largest number of words that people write on the README and the pages of `docs`.
-const WORDS_MAX: usize = 23_460;
+const WORDS_MAX: usize = 25_900;
 /// The largest number of characters in a line that is no row of a table.
 const LINE_MAX: usize = 140;
 /// The smallest number of pictures on the pages.

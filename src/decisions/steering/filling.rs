@@ -84,7 +84,7 @@ fn pour_all(
             let groups: Vec<usize> = (0..rooms.len()).filter(free).collect();
             let sum: f64 = groups.iter().map(|group| rooms[*group].free).sum();
             for group in groups {
-                let offer = one.left.min(sum) * rooms[group].free / sum;
+                let offer = one.left * rooms[group].free / sum;
                 offered[group] += offer;
                 offers.push((from, group, offer));
             }

@@ -108,24 +108,27 @@ impl Horizon<'_> {
             for (network, left, _) in entry.by_network().filter(|_| entry.health == Health::Healthy) {
                 let network = self.network_of(entry, network);
                 let Some((group, ready)) = by_network.get(network).zip(ready.get(network)) else { continue };
-                priority = priority.into_iter().chain(group.priority).min();
                 let of_zone =
                     zones.as_ref().filter(|_| group.ring == 0).and_then(|zones| zones.of(&entry.locality));
-                if let Some((share, of_zone)) = of_zone {
-                    match share {
-                        0 => priority = Some(1),
-                        _ => part += Ratio::from_integer(BigUint::from(share)) * &*left / of_zone,
-                    }
-                    continue;
-                }
-                // An entry gets of the group's share what it stands for of the group's ready endpoints.
-                if group.share > 0 && ready.left > Share::default() {
-                    part += Ratio::from_integer(BigUint::from(group.share)) * &*left / &ready.left;
+                let of_group = match of_zone {
+                    Some((0, _)) => Some(1),
+                    Some(_) | None => group.priority,
+                };
+                priority = priority.into_iter().chain(of_group).min();
+                // An entry gets of the share of its zone or group what it stands for of the ready endpoints there.
+                let (share, all) = of_zone.unwrap_or((group.share, &ready.left));
+                if share > 0 && *all > Share::default() {
+                    part += Ratio::from_integer(BigUint::from(share)) * &*left / all;
                 }
             }
             entry.priority = priority.unwrap_or(last);
             parts.push(if part > Share::default() { part } else { entry.stands_for.clone() });
         }
+        // An entry that stands for several groups has the first of their priorities, so another one may be without entries.
+        let used: BTreeSet<u32> = entries.iter().map(|entry| entry.priority).collect();
+        let rank = |priority: u32| u32::try_from(used.range(..priority).count()).unwrap_or(u32::MAX);
+        entries.iter_mut().for_each(|entry| entry.priority = rank(entry.priority));
+        groups.iter_mut().filter_map(|group| group.priority.as_mut()).for_each(|one| *one = rank(*one));
         for priority in 0..=last {
             let of_priority = |entry: &Entry| entry.priority == priority;
             let with = entries.iter().zip(&parts).filter(|(entry, _)| of_priority(entry));

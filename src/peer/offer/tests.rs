@@ -56,6 +56,7 @@ fn peer(name: &str) -> Arc<Peer> {
         }],
         imports: Vec::new(),
         limits: PeerLimits::default(),
+        carry: Vec::new(),
     })
 }
 

@@ -13,7 +13,7 @@ fn mesh(change: impl FnOnce(&mut ServiceSteering)) -> Mesh {
             isthmus_model::service::Service { endpoints: endpoints.collect(), ..(**service).clone() }
         });
         let name = shard.origin.network.as_str().to_owned();
-        *shard = isthmus_snapshot::testing::shard("", &name, services.collect()).into();
+        *shard = scoped(isthmus_snapshot::testing::shard("", &name, services.collect()));
     }
     let policy = Arc::make_mut(&mut mesh.policy);
     let mut tuning = Tuning::clone(&policy.tuning.default);
@@ -95,7 +95,7 @@ fn networks_that_lose_endpoints_share_the_rooms_of_the_others() {
         let endpoints = endpoints.map(|one| Endpoint { health: Health::Unhealthy, ..one }).collect();
         isthmus_model::service::Service { endpoints, ..(**service).clone() }
     });
-    both.shards[1] = isthmus_snapshot::testing::shard("", "near", dead.collect()).into();
+    both.shards[1] = scoped(shard("", "near", dead.collect()));
     // The 50 calls of both find room for 4 and 24.
     let of = |mesh: &Mesh, network: &str| {
         let groups = seen(mesh, &viewer(network, "")).groups;

@@ -16,7 +16,7 @@ fn mesh(zones: [(usize, usize); 2]) -> Mesh {
     };
     let endpoints = zones.into_iter().enumerate().flat_map(in_zone).collect();
     let service = service(SERVICE, vec![port(443, PortProtocol::Tls)], endpoints);
-    mesh.shards[0] = shard("", "n1", vec![service]).into();
+    mesh.shards[0] = scoped(shard("", "n1", vec![service]));
     mesh
 }
 
