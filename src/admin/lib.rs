@@ -44,7 +44,7 @@ mod registries;
 mod response;
 mod routes;
 pub mod scraped;
-mod selection;
+pub mod selection;
 pub mod server;
 mod services;
 pub mod share_log;

@@ -8,7 +8,8 @@ use std::time::{Duration, Instant, SystemTime};
 
 use tokio::sync::Mutex;
 
-use super::{Sources, clients, networks, peers, selection, status};
+use super::selection::{self, Ask, PER_PAGE};
+use super::{Sources, clients, networks, peers, status};
 use isthmus_api::connection::Connection;
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::overview::{Overview, Part, Past, Refusal, Service, Services, Traffic, states};
@@ -27,8 +28,6 @@ use isthmus_telemetry::recorder::{Recorder, label};
 
 /// The time for which a list of services is reused.
 const FRESH: Duration = Duration::from_secs(1);
-/// The number of services on a page.
-pub(super) const PER_PAGE: usize = 50;
 /// The largest numbers of items in the other lists of the overview; the overview omits further items.
 const NETWORKS_MAX: usize = 40;
 const GATEWAYS_MAX: usize = 100;
@@ -41,27 +40,6 @@ const LINES_MAX: usize = 20;
 const QUERY_MAX: usize = 253;
 /// The age up to which failures count as recent.
 const RECENT: Duration = Duration::from_secs(300);
-/// The part of the list of services that a request asks for.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Ask {
-    /// The text that the names of the listed services must contain; empty: all services are listed.
-    pub query: String,
-    /// The page number, from 1; 0 means the first page too.
-    pub page: usize,
-    /// The network, service and endpoint that the request opens.
-    pub opens: Opens,
-}
-
-/// The network, service and endpoint that a request opens.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Opens {
-    /// The name of the network.
-    pub network: Option<String>,
-    /// The host name of the service, or the key of the route.
-    pub service: Option<String>,
-    /// The address of the endpoint.
-    pub endpoint: Option<String>,
-}
 
 /// The last list of services, kept for the requests of the next second.
 #[derive(Default)]

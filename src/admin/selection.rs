@@ -2,7 +2,6 @@
 
 use std::net::{IpAddr, SocketAddr};
 
-use super::overview::{Ask, Opens, PER_PAGE};
 use super::{Sources, endpoints};
 use isthmus_api::connection::Connection;
 use isthmus_api::endpoint::Endpoint;
@@ -16,6 +15,31 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::port_endpoint::network_of;
 use isthmus_snapshot::routes::{Resolved, addresses};
 use isthmus_tasks::background;
+
+/// The number of services, and of items in the lists of what is opened, on a page.
+pub(super) const PER_PAGE: usize = 50;
+
+/// The part of the list of services that a request asks for.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Ask {
+    /// The text that the names of the listed services must contain; empty: all services are listed.
+    pub query: String,
+    /// The page number, from 1; 0 means the first page too.
+    pub page: usize,
+    /// The network, service and endpoint that the request opens.
+    pub opens: Opens,
+}
+
+/// The network, service and endpoint that a request opens.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Opens {
+    /// The name of the network.
+    pub network: Option<String>,
+    /// The host name of the service, or the key of the route.
+    pub service: Option<String>,
+    /// The address of the endpoint.
+    pub endpoint: Option<String>,
+}
 
 /// Returns what the request opens; `None` if it opens nothing. `failures` are the last failures, newest first.
 pub(super) async fn selection(sources: &Sources, ask: &Ask, failures: &[Connection]) -> Option<Selection> {

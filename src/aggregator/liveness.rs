@@ -500,10 +500,10 @@ impl Liveness {
                     let snapshot = reader.latest();
                     let mut known = known(&snapshot);
                     known.retain(|address, _| !is_own(*address));
+                    let rings = Rings::of(&snapshot);
                     let mut results = self.results();
                     let new = results.replace(&snapshot.policy.node.network, known);
-                    results.generation = snapshot.generation;
-                    results.rings = Rings::of(&snapshot);
+                    (results.generation, results.rings) = (snapshot.generation, rings);
                     results.settle(Instant::now());
                     results.forget(Instant::now());
                     drop(results);

@@ -6,7 +6,7 @@
 //! - `connection`: the table of the members of a connection, which the access log and spans use too.
 //! - `status`, `listener`, `registry`, `service`, `endpoint`, `network`, `peer`, `client`, `certificate`, `drain`: the lists.
 //! - `requests`: the table of the requests. `table`: lists as rows of texts.
-//! - `explanation`, `horizon`, `trace`, `overview` with `selection`: answers. `text`: quantities, and the escaping of deceptive characters.
+//! - `explanation`, `horizon`, `trace`, `overview` with `selection` and `listed`: answers. `text`: quantities, and the escaping of deceptive characters.
 
 pub mod certificate;
 pub mod client;
@@ -15,6 +15,7 @@ pub mod drain;
 pub mod endpoint;
 pub mod explanation;
 pub mod horizon;
+pub mod listed;
 pub mod listener;
 pub mod network;
 pub mod overview;

@@ -5,8 +5,8 @@ use serde::{Deserialize, Serialize};
 
 use super::connection::Connection;
 use super::endpoint::Endpoint;
+use super::listed::{Part, Service};
 use super::network::{Gateway, Network};
-use super::overview::{Part, Service};
 use super::text::shell_word;
 
 /// A network, service or endpoint, with what belongs to it. Every list has a limit.

@@ -385,7 +385,8 @@ fn of_own(groups: &mut [Group], own: usize, viewpoint: &Viewpoint<'_>, left: u32
     if keeps < calls {
         let rings = groups.iter().map(|group| (group.ring > 0).then_some(group.ring)).collect();
         let mut all = vec![Leaving::new(calls - keeps, rings)];
-        let others = groups.iter().filter(|group| group.ring > 0);
+        // A network all of whose endpoints are for visitors has no clients of its own.
+        let others = groups.iter().filter(|group| group.ring > 0 && group.visitors_percent != Some(100));
         all.extend(others.filter_map(|group| leaving(group, home(group), &rooms, groups, viewpoint)));
         let found = fill(all, rooms, 0);
         (taken, last_ring) = (found.taken, found.last_ring);

@@ -231,7 +231,11 @@ impl Lookup {
 /// library; if that has another version, the process dies by a signal.
 pub(super) async fn by_system(name: &HostName) -> io::Result<Vec<IpAddr>> {
     let name = Name::from_ascii(name.as_str()).map_err(io::Error::other)?;
-    let hosts = Hosts::from_system().unwrap_or_default();
+    let mut hosts = Hosts::default();
+    if let Ok(bytes) = std::fs::read("/etc/hosts") {
+        // A comment may have bytes that are not UTF-8.
+        hosts.read_hosts_conf(String::from_utf8_lossy(&bytes).as_bytes()).map_err(io::Error::other)?;
+    }
     let listed = |kind| hosts.lookup_static_host(&Query::query(name.clone(), kind));
     let listed = [RecordType::A, RecordType::AAAA].into_iter().filter_map(listed);
     let listed: Vec<IpAddr> = listed.flat_map(|found| addresses_in(found.answers())).collect();

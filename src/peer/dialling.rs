@@ -28,7 +28,7 @@ use isthmus_settings::scope::AddressScope;
 use isthmus_tasks::backoff::Backoff;
 use isthmus_tls::client;
 use isthmus_tls::proof::{Proof, tls_error_of};
-use isthmus_tls::trust::describe;
+use isthmus_tls::trust::{REFUSED, describe};
 
 /// The longest wait between two attempts to connect.
 const RETRY: Duration = Duration::from_secs(15);
@@ -273,7 +273,20 @@ impl Explorer {
         match links.greet(group, self.address.to_string(), (outgoing, incoming), verified).await {
             Ok(running) => Ok(Attempt::Opened(Box::new(running), seat)),
             Err(Ended::AlreadyLinked) => Ok(Attempt::NothingNew),
+            Err(Ended::Lost(why)) => Err(self.unheard(&why)),
             Err(ended) => Err(format!("{}: {}", self.name, ended.text())),
+        }
+    }
+
+    /// Returns the problem of a connection that broke after the TLS handshake and before Hello. A server of TLS 1.3 that refuses this
+    /// gateway's certificate ends it then, and its alert may be lost.
+    fn unheard(&self, why: &str) -> String {
+        let name = &self.name;
+        match why.contains(REFUSED) {
+            true => format!("{name}: {why}"),
+            false => {
+                format!("{name}: {why}; the gateway there may {REFUSED}: its `isthmus peers` has the reason")
+            }
         }
     }
 
@@ -316,7 +329,8 @@ impl Explorer {
             ));
         }
         let opening = timeout(STEP_WITHIN, transport::open(stream, &shared.links.scope)).await;
-        let link = opening.map_err(|_| format!("{name} does not answer"))??;
+        let link = opening.map_err(|_| format!("{name} does not answer"))?;
+        let link = link.map_err(|why| self.unheard(&why))?;
         Ok((Outgoing::Dialled(link.requests), link.answers, (proof, trust)))
     }
 }

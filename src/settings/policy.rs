@@ -61,6 +61,11 @@ impl Policy {
         self.peers.iter().any(|known| *known.name == *peer && known.carries(Carry::ToPeer))
     }
 
+    /// Returns true if this gateway holds carriers open for the calls of this peer.
+    pub fn carries_from(&self, peer: &str) -> bool {
+        self.peers.iter().any(|known| *known.name == *peer && known.carries(Carry::FromPeer))
+    }
+
     /// Returns true if active checks are configured for any route or service.
     pub fn has_checks(&self) -> bool {
         let services = &self.tuning;

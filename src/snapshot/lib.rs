@@ -197,9 +197,10 @@ impl Snapshot {
     }
 
     /// Returns the service that a peer exports under this name, and that is called on the peer's carriers. If several peers export
-    /// the name, it is the service with the lowest host name here.
+    /// the name, it is the service that keeps it here, else that with the lowest host name.
     pub fn carried(&self, exported: &str) -> Option<&Arc<ServiceView>> {
-        self.service(self.carried.get(exported).next()?.as_str())
+        let kept = self.carried.get(exported).find(|name| name.as_str() == exported);
+        self.service(kept.or_else(|| self.carried.get(exported).next())?.as_str())
     }
 
     /// Returns true if callers of this mesh reach the service on carriers of its peer.

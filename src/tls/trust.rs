@@ -134,11 +134,14 @@ pub fn describe(error: &Error) -> String {
         }
         Error::InvalidCertificate(error) => format!("the certificate is not trusted: {error}"),
         Error::AlertReceived(alert) if REFUSALS.contains(alert) => {
-            format!("the other side does not accept this gateway's certificate (alert {alert:?})")
+            format!("the other side does {REFUSED} (alert {alert:?})")
         }
         error => error.to_string(),
     }
 }
+
+/// What the other side does that refuses this gateway's certificate.
+pub const REFUSED: &str = "not accept this gateway's certificate";
 
 /// The alerts by which the other side refuses a certificate (RFC 8446, section 6.2). A server of TLS 1.3 sends them after the client
 /// has completed the handshake.

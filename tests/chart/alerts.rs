@@ -110,7 +110,10 @@ const PROBLEM: &str = r#"IsthmusProblem{code="WORD"}"#;
 fn table() -> Vec<Row> {
     vec![
         // The service or its endpoints.
-        of(&["no_endpoints", "endpoint_vanished", "limit_service"], Raises(&[SHOP_DOWN, SHOP_FAILS])),
+        of(
+            &["no_endpoints", "endpoint_vanished", "limit_service", "carrier_none", "carrier_lost"],
+            Raises(&[SHOP_DOWN, SHOP_FAILS]),
+        ),
         of(
             &[
                 "endpoint_refused",
@@ -220,7 +223,7 @@ fn table() -> Vec<Row> {
             Silent("scanners and mistaken clients cause it at any time on a listener that they reach"),
         ),
         of(
-            &["not_exported", "source_denied", "identity_denied"],
+            &["not_exported", "source_denied", "identity_denied", "hop_limit"],
             Silent("the gateway refuses what its config forbids"),
         ),
         of(

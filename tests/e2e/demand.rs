@@ -125,7 +125,7 @@ fn lost_pods_leave_their_demand_and_a_scale_down_does_not() {
     cluster.scale("shop/web", 1, "10.244.7");
     assert_eq!(
         own(&knows, 1, Some(3)),
-        (46.88, "stands for 3 (replicas): 1 of 3 is ready: keeps 1.4 × 1/3".to_owned())
+        (46.88, "stands for 3 (replicas): 1 of 3 are ready: keeps 1.4 × 1/3".to_owned())
     );
     // Another workload may own the pod.
     cluster.admin().patch(&deployment, &json!({"spec": {"replicas": 0}}));

@@ -764,9 +764,7 @@ fn a_peer_changes_its_authority_under_load_by_what_it_announces_and_no_file_of_o
         )
     });
     assert!(peer["problem"].to_string().contains("refused a connection"), "{peer:#}");
-    eventually("the refusal on the other side", || {
-        fault(&east, "the other side does not accept this gateway's certificate")
-    });
+    eventually("the refusal on the other side", || fault(&east, "not accept this gateway's certificate"));
     write(&west, "east.pem", &printed);
     eventually("a live link", || (west.json("/api/v1/peers")[0]["state"] == "live").then_some(()));
 }

@@ -2,9 +2,9 @@
 //! line to each of them with the calls of its clients. The picture has a wide form, and a narrow form for small screens.
 
 use super::html::Html;
-use super::sections::link_to;
 use isthmus_api::network::{Gateway, Network};
 use isthmus_api::overview::Overview;
+use isthmus_api::text::encoded;
 
 /// The largest number of other networks in the picture; the table below the picture lists further networks.
 const NETWORKS_MAX: usize = 8;
@@ -222,6 +222,11 @@ fn name(html: &mut Html, left: usize, base: usize, network: &str) {
     html.raw("<a").attribute("href", link_to(network)).raw(">");
     words(html, "name", left, base, &named(network));
     html.raw("</a>\n");
+}
+
+/// Returns the address of the page of a network.
+pub(super) fn link_to(network: &str) -> String {
+    format!("/?network={}", encoded(network))
 }
 
 /// Returns the name of a network, or a phrase for the unknown network.

@@ -1,9 +1,9 @@
 //! The network, service or endpoint that the reader has opened, with the way back to all networks.
 
 use super::html::Html;
-use super::map::named;
+use super::map::{link_to, named};
 use super::past;
-use super::sections::{self, failed, health, link_to};
+use super::sections::{self, failed, health};
 use super::table::Th::{Number, Text, Wide, WideNumber};
 use super::table::{begin, end, facts, more, or_dash, table, td};
 use isthmus_api::connection::Connection;

@@ -301,7 +301,7 @@ pub(super) fn networks(html: &mut Html, overview: &Overview) {
     ];
     table(html, &columns, &overview.networks.shown, |html, network| {
         html.raw("<td class=\"name\">")
-            .link(&link_to(&network.name), &map::named(&network.name))
+            .link(&map::link_to(&network.name), &map::named(&network.name))
             .raw("</td>");
         td(html, "wide-only", &network.access);
         let distance = network.distance.as_ref().map(|distance| distance.text()).unwrap_or_default();
@@ -320,11 +320,6 @@ pub(super) fn networks(html: &mut Html, overview: &Overview) {
     }
     html.raw("</details>\n");
     end(html);
-}
-
-/// Returns the address of the page of a network.
-pub(super) fn link_to(network: &str) -> String {
-    format!("/?network={}", encoded(network))
 }
 
 /// Writes gateways as a table.

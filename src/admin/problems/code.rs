@@ -243,7 +243,8 @@ codes! {
          that it could send to the peer.",
         "`isthmus peers -o yaml`, `isthmus get registries -o yaml` on both sides; `networks[].gateways`, `peers[].addresses`";
     PeerRootNotInFile = "peer_root_not_in_file", Warning in "peers",
-        "A peer has announced a root that its file of `peers[].trust` does not have, as in a change of its certificate authority. This          process verifies the peer by it, and keeps it in `state.dir`; a replica that starts without it refuses the peer.",
+        "A peer has announced a root that its file of `peers[].trust` does not have, as in a change of its certificate authority. This \
+         process verifies the peer by it, and keeps it in `state.dir`; a replica that starts without it refuses the peer.",
         "`isthmus peer roots NAME` prints the roots in use: write them into the file, on each replica";
     PeerClock = "peer_clock", Warning in "peers",
         "The clock of a peer differs from this gateway's by more than five minutes, so certificates may seem expired or not valid yet.",

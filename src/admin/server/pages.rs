@@ -10,7 +10,7 @@ use super::explanations::{explained, inquiry};
 use crate::dashboard::{self, Explained};
 use crate::response::json_response;
 use crate::routes::{Parameters, Routes};
-use crate::{Sources, overview};
+use crate::{Sources, overview, selection};
 use isthmus_api::requests;
 
 pub(super) fn answers(routes: Routes) -> Routes {
@@ -18,13 +18,13 @@ pub(super) fn answers(routes: Routes) -> Routes {
 }
 
 /// Reads the parameters of a page of the overview; ignores unknown ones.
-fn page_of(query: &BTreeMap<String, String>) -> overview::Ask {
+fn page_of(query: &BTreeMap<String, String>) -> selection::Ask {
     let number = |text: &String| text.parse().unwrap_or(1);
     let name = |key: &str| query.get(key).cloned();
-    overview::Ask {
+    selection::Ask {
         query: query.get("q").cloned().unwrap_or_default(),
         page: query.get("page").map_or(1, number),
-        opens: overview::Opens {
+        opens: selection::Opens {
             network: name("network"),
             service: name("service"),
             endpoint: name("endpoint"),

@@ -129,6 +129,7 @@ async fn watch(
     carrier: Carrier,
     place: &RefCell<Option<Registered>>,
 ) -> Reason {
+    let name = carrier.peer.clone();
     let mut carrier = Some(carrier);
     loop {
         let asked = Instant::now();
@@ -150,7 +151,7 @@ async fn watch(
         }
         sleep(PING_EVERY).await;
         let Some(caller) = entry.caller() else { return Reason::Internal };
-        if allowed(&core.mesh.snapshot(), &caller.proof.identity).is_none() {
+        if allowed(&core.mesh.snapshot(), &caller.proof.identity).as_deref() != Some(&*name) {
             return Reason::ConfigRemoved;
         }
     }

@@ -66,7 +66,10 @@ pub(super) async fn bridge(core: Rc<Core>, entry: Rc<Entry>, socket: TcpStream, 
     match end {
         End::Done => {}
         // CANCEL says that what was sent is to be delivered; a call that this gateway cuts must not look complete.
-        End::Relay if entry.is_cut() => bridge.send.send_reset(h2::Reason::INTERNAL_ERROR),
+        // An orderly cancellation of a stream arrives here as an end, so a reset before it must not look complete either.
+        End::Relay if entry.is_cut() || (entry.is_stream() && !bridge.up_ended) => {
+            bridge.send.send_reset(h2::Reason::INTERNAL_ERROR);
+        }
         End::Relay => bridge.send.send_reset(h2::Reason::CANCEL),
         End::Peer => reset_on_close(&socket),
         End::Carrier => {

@@ -54,6 +54,7 @@ pub(crate) async fn call(
         let Some(in_use) = core.shared.carriers.choose(&to.peer, &tried) else { break };
         match attempt(core, entry, client, to, attempts, &in_use).await {
             Ok((stream, in_flight)) => {
+                in_use.judge(true);
                 let (near, far) = pair().await.map_err(|error| {
                     entry.explain(format!("no sockets for the call: {error}"));
                     Reason::Internal
@@ -66,6 +67,7 @@ pub(crate) async fn call(
             }
             Err(Refused { reason, is_elsewhere: false }) => return Err(reason),
             Err(Refused { reason, is_elsewhere: true }) => {
+                in_use.judge(false);
                 entry.add_detail(&format!("{} of the peer {}: {reason}", in_use.address(), to.peer));
                 last = Some(reason);
                 tried.push(in_use);

@@ -71,7 +71,8 @@ pub(crate) async fn serve(core: Rc<Core>, carrying: Carrying, _place: HbonePlace
     let ordered = async {
         // An order that is never given leaves the carrier to its own end.
         if end.await.is_ok() {
-            entry.cut(Reason::ConfigRemoved);
+            // Calls that are still admitted end by themselves; readmission ends the others.
+            entry.retire();
         }
         pending::<Infallible>().await
     };
@@ -87,6 +88,7 @@ pub(crate) async fn serve(core: Rc<Core>, carrying: Carrying, _place: HbonePlace
         };
         // The dialling task opens another carrier.
         let _ = ended.take().map(|ended| ended.send(format!("the carrier takes no new calls, as {why}")));
+        entry.retire();
     };
     let detail =
         entry.record.borrow().detail.as_deref().map_or(String::new(), |detail| format!(": {detail}"));

@@ -19,6 +19,8 @@ use isthmus_settings::peer::Carry;
 const OF_PEER_MAX: usize = 64;
 /// The largest number of calls on one carrier at the same time.
 const STREAMS_MAX: usize = 1_000;
+/// The number of calls for which a call that was not taken counts in the choice of a carrier.
+const FAILED: usize = 16;
 
 /// The target of the request by which a gateway says that it opens no more streams on a carrier.
 const LEAVE: &str = "https://carrier/leave";
@@ -53,6 +55,8 @@ pub struct Carrier {
     streams: AtomicUsize,
     /// The number of calls so far.
     calls: AtomicU64,
+    /// The calls that were not taken lately, each as [`FAILED`] calls: halved with each answer to a PING.
+    failed: AtomicUsize,
     /// The last round-trip time, in microseconds; 0 if it was not measured.
     round_trip: AtomicU64,
     /// Opens streams; `None` on a carrier that the peer's callers use.
@@ -100,6 +104,7 @@ impl Carrier {
             since: SystemTime::now(),
             streams: AtomicUsize::new(0),
             calls: AtomicU64::new(0),
+            failed: AtomicUsize::new(0),
             round_trip: AtomicU64::new(0),
             opener,
             is_retired: AtomicBool::new(false),
@@ -149,7 +154,10 @@ impl Carriers {
             let most = carrier.opener.as_ref().map_or(0, SendRequest::current_max_send_streams);
             carrier.streams() < most.min(STREAMS_MAX)
         };
-        let chosen = usable.filter(has_room).min_by_key(|carrier| carrier.streams())?;
+        // Carriers of one replica fail together.
+        let is_of_tried = |new: &Carrier| tried.iter().any(|known| known.0.address.ip() == new.address.ip());
+        let load = |carrier: &Carrier| carrier.streams() + carrier.failed.load(Ordering::Relaxed);
+        let chosen = usable.filter(has_room).min_by_key(|carrier| (is_of_tried(carrier), load(carrier)))?;
         // The lock is held, so that calls which are chosen for at the same time are spread.
         Some(InUse::begin(chosen))
     }
@@ -207,6 +215,8 @@ impl Registered {
     pub(crate) fn measured(&self, time: Duration) {
         let micros = u64::try_from(time.as_micros()).unwrap_or(u64::MAX).max(1);
         self.carrier.round_trip.store(micros, Ordering::Relaxed);
+        let failed = &self.carrier.failed;
+        failed.store(failed.load(Ordering::Relaxed) / 2, Ordering::Relaxed);
     }
 }
 
@@ -225,6 +235,14 @@ impl InUse {
         carrier.streams.fetch_add(1, Ordering::Relaxed);
         carrier.calls.fetch_add(1, Ordering::Relaxed);
         Self(carrier.clone())
+    }
+
+    /// Notes whether the peer's gateway took the call.
+    pub(crate) fn judge(&self, is_taken: bool) {
+        match is_taken {
+            true => self.0.failed.store(0, Ordering::Relaxed),
+            false => drop(self.0.failed.fetch_add(FAILED, Ordering::Relaxed)),
+        }
     }
 
     /// Returns the address of the peer's gateway.

@@ -197,6 +197,11 @@ impl Stream<'_> {
             self.entry.explain(format!("the call has passed the gateways of {}", head.path.join(", ")));
         })?;
         let snapshot = self.core.mesh.snapshot();
+        if let Some(place) = &self.connection.carrier
+            && !snapshot.policy.carries_from(&place.carrier().peer)
+        {
+            return Err(Reason::ConfigRemoved);
+        }
         // The endpoint of a call by SNI is one with TLS of its own, as for a caller by mesh name.
         let name = sni_of(head).filter(|_| self.connection.carrier.is_some());
         let asked = Asked {

@@ -35,14 +35,19 @@ pub fn divide_zones(share: u32, demand: u64, zones: &[Zone], own: usize) -> (InZ
     let room = |zone: &Zone| serves(zone).saturating_sub(stays(zone));
     let needed: u128 = zones.iter().map(|zone| stays(zone).saturating_sub(serves(zone))).sum();
     let rooms: u128 = zones.iter().map(room).sum();
+    let is_room_elsewhere = rooms > room(&zones[own]);
     let meant = u128::from(demand_of(&zones[own])) * 10;
     let keeps = match part(PARTS.into(), serves(&zones[own]).min(meant), meant) {
+        // The demand of a small zone may round to nothing.
+        _ if zones[own].ready == 0 => 0,
         most if most >= share.into() || meant == 0 => share,
         most => u32::try_from(most - most % u64::from(STEP)).unwrap_or(share),
     };
     let portion = |(at, zone): (usize, &Zone)| match at == own {
         true => 0,
-        false if needed <= rooms => u64::try_from(room(zone)).unwrap_or(u64::MAX),
+        false if needed <= rooms && (is_room_elsewhere || zones[own].ready > 0) => {
+            u64::try_from(room(zone)).unwrap_or(u64::MAX)
+        }
         false => zone.ready,
     };
     let portions: Vec<u64> = zones.iter().enumerate().map(portion).collect();
@@ -76,6 +81,16 @@ mod tests {
         assert_eq!(steps(STEPS, [(5, 15), (15, 15), (60, 60)], 1), [0, 32, 0]);
         assert_eq!(steps(STEPS, [(0, 15), (15, 15)], 0), [0, 32]);
         assert_eq!(steps(STEPS, [(1, 15), (0, 15)], 0), [32, 0], "there is no other");
+    }
+
+    #[test]
+    fn a_zone_without_ready_endpoints_keeps_nothing() {
+        let shares = |share, demand, zones: [(u64, u64); 2]| {
+            let zones = zones.map(|(ready, all)| Zone { ready, all });
+            divide_zones(share, demand, &zones, 0).1
+        };
+        assert_eq!(shares(3_000, 30, [(0, 1), (20, 30)]), [0, 3_000], "its demand rounds to nothing");
+        assert_eq!(shares(2_300, 11, [(0, 1), (5, 10)]), [0, 2_300], "nobody has room");
     }
 
     #[test]

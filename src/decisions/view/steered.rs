@@ -144,26 +144,37 @@ impl Horizon<'_> {
         if group.ring > 0 || group.share == 0 || self.viewer.zone.zone().is_empty() {
             return None;
         }
-        let mut all: BTreeMap<Locality, (Share, u64)> = BTreeMap::new();
+        // The weight that drains leave, the weight that they take away, and that which is not ready.
+        let mut all: BTreeMap<Locality, (Share, Share, u64)> = BTreeMap::new();
         for entry in entries.iter().filter(|entry| entry.health == Health::Healthy) {
             let of_own =
                 entry.by_network().filter(|(network, ..)| *self.network_of(entry, network) == group.network);
-            for (_, left, _) in of_own {
-                all.entry(entry.locality.without_subzone()).or_default().0 += &*left;
+            for (_, left, drained) in of_own {
+                let zone = all.entry(entry.locality.without_subzone()).or_default();
+                zone.0 += &*left;
+                if let Some(drained) = drained {
+                    zone.1 += &*drained;
+                }
             }
         }
         for (zone, weight) in &self.unready_zones {
-            all.entry(zone.clone()).or_default().1 += weight;
+            all.entry(zone.clone()).or_default().2 += weight;
         }
         let own = all.keys().position(|zone| *zone == self.viewer.zone).filter(|_| all.len() > 1)?;
-        let zone = |(left, unready): &(Share, u64)| {
+        let zone = |(left, drained, unready): &(Share, Share, u64)| {
             let ready = if *left > Share::default() { whole(left) } else { 0 };
-            Zone { ready, all: ready.saturating_add(*unready) }
+            let all = rounded(&(left + drained)).max(ready);
+            Zone { ready, all: all.saturating_add(*unready) }
         };
         let zones: Vec<Zone> = all.values().map(zone).collect();
+        // Nobody knows of which zone the endpoints were that have left the registry.
+        let listed: u128 = zones.iter().map(|zone| u128::from(zone.all)).sum();
+        if listed * 14 < u128::from(group.demand()) * 10 {
+            return None;
+        }
         let (in_zone, shares) = divide_zones(group.share, group.demand(), &zones, own);
         group.in_zone = Some(in_zone);
-        let of = |((zone, (left, _)), share): ((Locality, (Share, u64)), u32)| (zone, (share, left));
+        let of = |((zone, (left, ..)), share): ((Locality, (Share, Share, u64)), u32)| (zone, (share, left));
         Some(OwnZones(all.into_iter().zip(shares).map(of).collect()))
     }
 
