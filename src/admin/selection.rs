@@ -185,7 +185,7 @@ mod tests {
     fn the_endpoints_of_a_service_are_bounded_and_the_troubled_come_first() {
         let of = |index: usize| Endpoint {
             address: format!("10.0.{}.{}", index / 250, index % 250),
-            network: if index % 2 == 0 { "n1" } else { "n2" }.to_owned(),
+            network: if index.is_multiple_of(2) { "n1" } else { "n2" }.to_owned(),
             state: if index == 700 { "failing" } else { "healthy" }.to_owned(),
             ..Endpoint::default()
         };

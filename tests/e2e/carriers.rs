@@ -201,7 +201,7 @@ fn ends_and_resets_cross_a_carrier() {
         let _ = ends.send(end);
     });
     west.reload(&pair.west_config(silent.address.port(), "    carry: [fromPeer]\n"));
-    eventually("the new endpoint", || {
+    let _ = eventually("the new endpoint", || {
         let call = open(&east, RATINGS);
         eventually("the call", || (peer(&east)["carriers"][0]["calls"] == 1).then_some(()));
         thread::sleep(std::time::Duration::from_millis(200));

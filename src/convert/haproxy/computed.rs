@@ -35,8 +35,8 @@ impl<'m> Computed<'m> {
 
     /// Returns the backend for a value of the first map; `None` if a further map lacks it. `tables` are the lines of the further maps.
     fn backend(&self, value: &str, tables: &[Lines]) -> Option<String> {
-        let maps = self.further.iter().zip(tables);
-        let value = maps.fold(Some(value.to_owned()), |value, (map, lines)| map.value(lines, &value?));
+        let mut maps = self.further.iter().zip(tables);
+        let value = maps.try_fold(value.to_owned(), |value, (map, lines)| map.value(lines, &value));
         Some(format!("{}{}{}", self.around.0, value?, self.around.1))
     }
 }

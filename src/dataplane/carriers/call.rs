@@ -101,7 +101,7 @@ async fn attempt(
     let key = EndpointKey { group: attempts.group().clone(), address: in_use.address() };
     let in_flight = core.shared.upstreams.begin(core.shared.upstreams.upstream_at(&key));
     let lost = |is_elsewhere| Refused { reason: Reason::CarrierLost, is_elsewhere };
-    let request = request(core, entry, to).ok_or(Refused::for_good(Reason::Internal))?;
+    let request = request(core, entry, to).ok_or_else(|| Refused::for_good(Reason::Internal))?;
     let (response, mut send) = in_use.open(request).ok_or_else(|| lost(true))?;
     let (mut sent, mut is_repeatable) = (0, true);
     if let Some(replay) = &attempts.replay {
