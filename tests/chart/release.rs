@@ -158,6 +158,7 @@ fn the_wheel_has_a_gateway(release: &Release) {
 
 /// Runs an installed binary as a gateway, in a folder that has nothing but its config, and calls an endpoint through it.
 #[track_caller]
+#[expect(clippy::print_stderr, reason = "a figure of a test is for who reads its output")]
 fn answers(what: &str, begun: Instant, binary: &Path) {
     let (backend, folder) = (Backend::echo(), tempfile::tempdir().expect("a folder"));
     let config = format!(
