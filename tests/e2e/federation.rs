@@ -578,9 +578,7 @@ fn f_3_a_peer_that_restarts_empty_withdraws_nothing_within_the_guard() {
         (state(&east) == "held").then_some(())
     });
     assert!(
-        has_problem(&east, "registry_held")["text"]
-            .as_str()
-            .is_some_and(|text| text.contains("20 of 20")),
+        has_problem(&east, "registry_held")["text"].as_str().is_some_and(|text| text.contains("20 of 20")),
         "the operator is told"
     );
     // The peer's services come back before anything was withdrawn.
