@@ -52,7 +52,7 @@ pub struct Placed {
 /// A command for a shell, and what it does.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Hint {
-    /// What the command does.
+    /// The effect of the command, in words.
     pub does: &'static str,
     /// The command.
     pub command: String,

@@ -228,7 +228,7 @@ impl Sum {
     }
 }
 
-/// What the demand of a service on one network is remembered by.
+/// The key under which the demand of a service on one network is remembered.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Noted {
     /// The endpoints of registries that list what there is, where no owner says a number.

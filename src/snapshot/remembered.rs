@@ -1,4 +1,4 @@
-//! What is remembered of the endpoints of services, as the aggregator gives it to the build.
+//! The remembered facts about endpoints of services, as the aggregator gives it to the build.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;

@@ -140,7 +140,7 @@ pub fn describe(error: &Error) -> String {
     }
 }
 
-/// What the other side does that refuses this gateway's certificate.
+/// The words by which problems say that the other side refuses this gateway's certificate.
 pub const REFUSED: &str = "not accept this gateway's certificate";
 
 /// The alerts by which the other side refuses a certificate (RFC 8446, section 6.2). A server of TLS 1.3 sends them after the client

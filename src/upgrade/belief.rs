@@ -426,7 +426,7 @@ impl DrainBelief {
 
 impl DemandBelief {
     fn lasting(&self) -> impl PartialEq + '_ {
-        // What a rollout changes for minutes is written as the process ends.
+        // Numbers that a rollout changes for minutes are written as the process ends.
         let Self { service, network, seen, stands: _, rises: _, is_leaving: _, said_before } = self;
         let numbers: Vec<u64> = seen.iter().map(|number| number.weight).collect();
         (service, network, numbers, said_before)

@@ -248,7 +248,7 @@ fn only_callers_of_the_own_network_go_out_and_none_of_a_peer() {
     assert_eq!(ask("east.example,east.example"), Err((508, "hop_limit".to_owned())));
     assert_eq!(ask("a,,b"), Err((400, "bad_request".to_owned())));
     assert_eq!(ask("east.example"), Err((508, "hop_limit".to_owned())), "west's gateway would be the third");
-    // What west does not export is unknown, also to those who ask for it.
+    // A name that west does not export is unknown, also to those who ask for it.
     assert_eq!(refused(&east, "secret.pay.west.global"), Some(UNRECOGNIZED_NAME));
     // The network of the callers is not known any more.
     let elsewhere = pair.east_config("    carry: [toPeer]\n").replace("127.0.0.0/8]", "192.0.2.0/24]");

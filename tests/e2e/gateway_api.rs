@@ -189,7 +189,7 @@ fn a_route_leads_real_clients_and_its_status_says_so() {
         .iter()
         .filter_map(|one| one["name"].as_str())
         .collect();
-    // Those of which tests of the conformance suite pass.
+    // The features whose tests in the conformance suite pass.
     assert_eq!(features, ["Gateway", "ReferenceGrant", "TCPRoute", "TLSRoute"]);
     has(&cluster, "gateways", "infra/edge", "", "Programmed", "True/Programmed");
     has(&cluster, "gateways", "infra/edge", "/listeners/1", "Accepted", "False/PortUnavailable");

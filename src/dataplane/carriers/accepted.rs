@@ -28,7 +28,7 @@ use isthmus_settings::peer::Carry;
 use isthmus_snapshot::Snapshot;
 use isthmus_tls::trust::Shower;
 
-/// The interval of PINGs, and the time for an answer: a carrier that misses two is lost.
+/// The time from an answer to the next PING, and the time for an answer: a carrier without one is lost.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
 /// The windows of a stream and of a carrier, in bytes. What the peer sends to callers that do not read is held within them.

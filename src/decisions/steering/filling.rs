@@ -35,7 +35,7 @@ pub(super) struct Room {
     pub(super) kept: f64,
 }
 
-/// What the calls of one network's clients have found.
+/// The room that the calls of one network's clients have found.
 #[derive(Clone, Debug)]
 pub(super) struct Found {
     /// The calls that each group takes.
@@ -104,7 +104,7 @@ fn pour_all(
                 taken[group] += takes * room.kept;
             }
         }
-        // What rounding has left of a room is no room.
+        // A rest of a room that is due to rounding is no room.
         rooms
             .iter_mut()
             .zip(&full)
@@ -145,7 +145,7 @@ mod tests {
     fn viewers_share_a_room_in_proportion_to_their_calls() {
         let all = leaving([(3.0, &[1, 2]), (6.0, &[1, 2])]);
         assert_eq!(filled(&all, &rooms([6.0, 9.0])), [[2.0, 1.0], [4.0, 2.0]]);
-        // What is in the third ring for one may be in the first for another.
+        // A group in the third ring for one viewer may be in the first for another.
         let all = leaving([(4.0, &[3, 1]), (4.0, &[1, 3])]);
         assert_eq!(filled(&all, &rooms([4.0, 4.0])), [[0.0, 4.0], [4.0, 0.0]]);
     }

@@ -102,7 +102,7 @@ mod tests {
         assert_eq!(steps(0, [(0, 15), (0, 15)], 0), [0, 0]);
     }
 
-    /// What leaves zones finds room in the others, if there is enough.
+    /// Calls that leave a zone find room in the others, if there is enough.
     #[test]
     fn no_zone_gets_more_than_its_ready_endpoints_serve() {
         let mut state = 3_u64;
