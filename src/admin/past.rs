@@ -7,8 +7,9 @@ use std::time::Duration;
 
 use tokio::time::sleep;
 
+use isthmus_api::listed as api;
 use isthmus_api::network::Calls;
-use isthmus_api::overview::{self as api, Traffic};
+use isthmus_api::overview::Traffic;
 use isthmus_dataplane::handle::Control;
 use isthmus_snapshot::candidates::service_of;
 use isthmus_tasks::background;

@@ -41,12 +41,8 @@ pub(crate) fn answers(routes: Routes) -> Routes {
 }
 
 async fn one(extract::State(sources): extract::State<Sources>, Path(name): Path<String>) -> Response {
-    let snapshot = sources.reader.latest();
-    let alias =
-        snapshot.policy.peers.iter().find(|peer| *peer.name == *name).and_then(|peer| peer.who.as_ref());
-    let roots = alias.map(|who| sources.identities.roots_of(&who.alias)).unwrap_or_default();
-    match peer(&snapshot, &name) {
-        Some(peer) => json_response(&PeerDetail { roots, ..peer }),
+    match peer(&sources, &name) {
+        Some(peer) => json_response(&peer),
         None => error(StatusCode::NOT_FOUND, "the config has no peer of this name"),
     }
 }
@@ -367,8 +363,9 @@ fn link(link: &LinkStatus) -> api::peer::Link {
     }
 }
 
-/// Returns a peer with its services and without its roots; `None` if the config has no such peer.
-pub fn peer(snapshot: &Snapshot, name: &str) -> Option<PeerDetail> {
+/// Returns a peer with its services and its roots; `None` if the config has no such peer.
+fn peer(sources: &Sources, name: &str) -> Option<PeerDetail> {
+    let snapshot = &*sources.reader.latest();
     let peer = snapshot.policy.peers.iter().find(|peer| *peer.name == *name)?;
     let rules = peer.imports.iter().flat_map(|rule| &rule.services);
     Some(PeerDetail {
@@ -379,7 +376,7 @@ pub fn peer(snapshot: &Snapshot, name: &str) -> Option<PeerDetail> {
         imported: imported(snapshot, peer),
         asked: rules.map(ToString::to_string).collect(),
         conflicts: snapshot.export_conflicts(name),
-        roots: String::new(),
+        roots: peer.who.as_ref().map(|who| sources.identities.roots_of(&who.alias)).unwrap_or_default(),
     })
 }
 

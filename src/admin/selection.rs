@@ -5,7 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use super::{Sources, endpoints};
 use isthmus_api::connection::Connection;
 use isthmus_api::endpoint::Endpoint;
-use isthmus_api::overview::Part;
+use isthmus_api::listed::Part;
 use isthmus_api::selection::{Placed, Selection};
 use isthmus_dataplane::endpoint_state::State;
 use isthmus_model::address::Host;

@@ -5,7 +5,7 @@ use serde::{Deserialize, Serialize};
 use super::certificate::Certificate;
 use super::client::Client;
 use super::connection::Connection;
-pub use super::listed::{Part, Past, Service, states};
+use super::listed::{Part, Past, Service};
 use super::network::{Gateway, Network};
 use super::peer::Peer;
 use super::selection::Selection;

@@ -3,7 +3,8 @@
 use super::html::Html;
 use super::table::{begin, end};
 use crate::past::STEP;
-use isthmus_api::overview::{Overview, Past};
+use isthmus_api::listed::Past;
+use isthmus_api::overview::Overview;
 use isthmus_api::text::{bytes, lasting, rate};
 
 /// The height of a line, in SVG units.

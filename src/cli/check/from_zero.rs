@@ -171,8 +171,9 @@ fn of_calls(overview: &Overview, exposed: &[Exposed]) -> Check {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use isthmus_api::listed::Service;
     use isthmus_api::listener::Listener;
-    use isthmus_api::overview::{Service, Services};
+    use isthmus_api::overview::Services;
 
     fn gateway_with(address: Option<&str>, ready: usize, opened: u64) -> Overview {
         let mut overview = Overview::default();

@@ -7,7 +7,8 @@ use std::collections::BTreeMap;
 use std::time::Instant;
 
 use isthmus_api::connection::Connection;
-use isthmus_api::overview::{Overview, Service, states};
+use isthmus_api::listed::{Service, states};
+use isthmus_api::overview::Overview;
 use isthmus_api::requests;
 use isthmus_api::selection::Selection;
 use isthmus_api::text::{ago, bytes, clean, counted, lasting, with_short_times};

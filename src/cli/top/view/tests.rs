@@ -5,8 +5,9 @@ use std::time::Duration;
 use super::*;
 use isthmus_api::connection::Connection;
 use isthmus_api::endpoint::{Calls, Endpoint};
+use isthmus_api::listed::Part;
 use isthmus_api::network::{Distance, Gateway, Network};
-use isthmus_api::overview::{Part, Services};
+use isthmus_api::overview::Services;
 use isthmus_api::status::Problem;
 use isthmus_api::text::is_deceptive;
 
