@@ -41,8 +41,12 @@ pub(crate) fn answers(routes: Routes) -> Routes {
 }
 
 async fn one(extract::State(sources): extract::State<Sources>, Path(name): Path<String>) -> Response {
-    match peer(&sources, &name) {
-        Some(peer) => json_response(&peer),
+    let snapshot = sources.reader.latest();
+    match snapshot.policy.peers.iter().find(|peer| *peer.name == *name) {
+        Some(peer) => {
+            let roots = peer.who.as_ref().map(|who| sources.identities.roots_of(&who.alias));
+            json_response(&PeerDetail { roots: roots.unwrap_or_default(), ..detail(&snapshot, peer) })
+        }
         None => error(StatusCode::NOT_FOUND, "the config has no peer of this name"),
     }
 }
@@ -363,21 +367,19 @@ fn link(link: &LinkStatus) -> api::peer::Link {
     }
 }
 
-/// Returns a peer with its services and its roots; `None` if the config has no such peer.
-fn peer(sources: &Sources, name: &str) -> Option<PeerDetail> {
-    let snapshot = &*sources.reader.latest();
-    let peer = snapshot.policy.peers.iter().find(|peer| *peer.name == *name)?;
+/// Returns a peer with its services and without its roots.
+pub fn detail(snapshot: &Snapshot, peer: &Peer) -> PeerDetail {
     let rules = peer.imports.iter().flat_map(|rule| &rule.services);
-    Some(PeerDetail {
+    PeerDetail {
         name: peer.name.to_string(),
         identity: peer.who.as_ref().map(|who| who.gateway.to_string()),
         from: peer.from.iter().map(ToString::to_string).collect(),
-        exported: exported(snapshot, name),
+        exported: exported(snapshot, &peer.name),
         imported: imported(snapshot, peer),
         asked: rules.map(ToString::to_string).collect(),
-        conflicts: snapshot.export_conflicts(name),
-        roots: peer.who.as_ref().map(|who| sources.identities.roots_of(&who.alias)).unwrap_or_default(),
-    })
+        conflicts: snapshot.export_conflicts(&peer.name),
+        roots: String::new(),
+    }
 }
 
 /// Returns the services of this mesh that a peer may reach, in order of exported name.

@@ -163,7 +163,7 @@ fn of_file(path: &Path) -> Result<Snapshot, Failure> {
 }
 
 fn details(snapshot: &Snapshot) -> Vec<PeerDetail> {
-    snapshot.policy.peers.iter().filter_map(|peer| peers::peer(snapshot, &peer.name)).collect()
+    snapshot.policy.peers.iter().map(|peer| peers::detail(snapshot, peer)).collect()
 }
 
 fn modes_of(snapshot: &Snapshot) -> Modes {
@@ -271,12 +271,12 @@ fn plans(before: &[PeerDetail], after: &Snapshot) -> Vec<PeerPlan> {
     let gone = before.iter().filter(|peer| !after.policy.peers.iter().any(|one| *one.name == *peer.name));
     let gone = gone.map(|peer| PeerPlan { change: Change::Removed, ..compare(peer, &PeerDetail::default()) });
     let none = PeerDetail::default();
-    let next = after.policy.peers.iter().filter_map(|peer| {
+    let next = after.policy.peers.iter().map(|peer| {
         let before = before.iter().find(|one| one.name == *peer.name).unwrap_or(&none);
-        let mut detail = peers::peer(after, &peer.name)?;
+        let mut detail = peers::detail(after, peer);
         take_imports(&mut detail, before, peer, after);
         let change = if added(&peer.name) { Change::Added } else { Change::Kept };
-        Some(PeerPlan { change, ..compare(before, &detail) })
+        PeerPlan { change, ..compare(before, &detail) }
     });
     gone.chain(next).filter(|plan| !plan.is_empty()).collect()
 }
