@@ -33,7 +33,7 @@ use std::process::{Child, Command, Stdio};
 use std::thread;
 use std::time::{Duration, Instant};
 
-use gateway::Gateway;
+use gateway::{BINARY, Gateway};
 use installed::{ENVOY_ARGUMENTS, HAPROXY_ARGUMENTS, find};
 use median::median;
 use processor::{ENDS, measured, pin};
@@ -335,7 +335,7 @@ fn start(folder: &Path, addresses: impl Iterator<Item = SocketAddr>) -> Result<G
         writeln!(config, "      - \"{address}\"")?;
     }
     std::fs::write(folder.join("isthmus.yaml"), config)?;
-    measured(|| Gateway::start(folder, &["admin"], drop))
+    measured(|| Gateway::start(BINARY.as_ref(), folder, &["admin"], drop))
 }
 
 /// Returns the number of connections that programs in this network namespace have begun; nearly all of them are checks.

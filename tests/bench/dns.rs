@@ -17,7 +17,7 @@ use std::net::{SocketAddr, UdpSocket};
 use std::path::Path;
 use std::time::{Duration, Instant};
 
-use gateway::Gateway;
+use gateway::{BINARY, Gateway};
 use process::{memory, processor_time};
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -105,5 +105,5 @@ fn start(folder: &Path) -> Result<Gateway> {
         )?;
     }
     std::fs::write(folder.join("isthmus.yaml"), config)?;
-    Gateway::start(folder, &["admin", "dns"], drop)
+    Gateway::start(BINARY.as_ref(), folder, &["admin", "dns"], drop)
 }

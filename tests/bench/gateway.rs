@@ -10,6 +10,9 @@ use serde_json::Value;
 
 use super::Result;
 
+/// The gateway of this build.
+pub(crate) const BINARY: &str = env!("CARGO_BIN_EXE_isthmus");
+
 /// A running gateway; killed when dropped.
 pub(crate) struct Gateway {
     pub(crate) child: Child,
@@ -17,14 +20,15 @@ pub(crate) struct Gateway {
 }
 
 impl Gateway {
-    /// Starts a gateway with the folder's config `isthmus.yaml`, whose log must be JSON, and waits until all these listeners
+    /// Starts a gateway of a build with the folder's config `isthmus.yaml`, whose log must be JSON, and waits until all these listeners
     /// listen. Each further line of the log is passed to `hand_on`, so that the gateway never blocks on a full pipe.
     pub(crate) fn start(
+        binary: &Path,
         folder: &Path,
         listeners: &[&str],
         mut hand_on: impl FnMut(String) + Send + 'static,
     ) -> Result<Self> {
-        let mut child = Command::new(env!("CARGO_BIN_EXE_isthmus"))
+        let mut child = Command::new(binary)
             .args(["run", "-c", "isthmus.yaml"])
             .current_dir(folder)
             .stdin(Stdio::null())

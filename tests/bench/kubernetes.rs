@@ -4,6 +4,8 @@
 //! services with ten ready pods each, and the real binary watches it. The benchmark prints the processor time and the wall time
 //! until the registry is live, the memory, the processor time while nothing changes, and the time from the event of a changed
 //! EndpointSlice until an xDS client has the change. It fails only if an endpoint or a change does not arrive.
+//! `ISTHMUS_BENCH_BINARY`, the path of another build, and `ISTHMUS_ISTIOD`, the path of `pilot-discovery`, are measured after it
+//! in the same cluster; of istiod, the part until it is ready, and the time while nothing changes.
 
 #![expect(clippy::print_stdout, reason = "it prints what it measures")]
 
@@ -21,14 +23,21 @@ mod support;
 mod watching;
 
 use std::error::Error;
+use std::fs::File;
+use std::io::{Read, Write};
+use std::net::TcpStream;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
 use std::sync::mpsc;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use gateway::BINARY;
 use process::{memory, processor_time};
 use serde_json::{Value, json};
 use support::kube::{self, Cluster};
 use support::kube_client::at;
+use support::organisation::free_port;
 use watching::Watching;
 
 type Result<T> = std::result::Result<T, Box<dyn Error + Send + Sync>>;
@@ -68,28 +77,77 @@ fn main() -> Result<()> {
     }
     println!("{services} services, {} pods, {} MiB of objects", services * PODS, bytes >> 20);
 
+    isthmus(Path::new(BINARY), &cluster, services)?;
+    if let Some(other) = std::env::var_os("ISTHMUS_BENCH_BINARY") {
+        println!("{}:", other.display());
+        isthmus(Path::new(&other), &cluster, services)?;
+    }
+    if let Some(istiod) = std::env::var_os("ISTHMUS_ISTIOD") {
+        println!("{}:", istiod.display());
+        self::istiod(Path::new(&istiod), &cluster)?;
+    }
+    Ok(())
+}
+
+fn isthmus(binary: &Path, cluster: &Cluster, services: usize) -> Result<()> {
     let folder = tempfile::tempdir()?;
     std::fs::write(folder.path().join("kubeconfig"), cluster.kubeconfig(cluster.admin_token()))?;
     let config = "node: {cluster: west, network: net-west}\nxds: {bind: \"127.0.0.1:0\"}\nregistries:\n- kubernetes: {cluster: \
                   east, network: net-west, kubeconfig: kubeconfig}\n";
-    let mut gateway = Watching::start_with(folder, config)?;
+    let mut gateway = Watching::start_with(binary, folder, config)?;
     gateway.wait_for(|status| status["state"] == "live" && status["endpoints"] == json!(services * PODS))?;
-    println!(
-        "live after {:.2} s, {:.2} s of CPU",
-        gateway.started.elapsed().as_secs_f64(),
-        processor_time(gateway.child())?.as_secs_f64()
-    );
-    sleep(Duration::from_secs(3));
-    let of = |line| {
-        Ok::<_, Box<dyn Error + Send + Sync>>(memory(gateway.child(), line)? as f64 / f64::from(1 << 20))
+    at_rest(gateway.child(), gateway.started.elapsed())?;
+    changes(cluster, &gateway, services / 2)?;
+    gateway.end()
+}
+
+/// Starts a real istiod without clients, and waits until it is ready, which it is once it has read the cluster.
+fn istiod(program: &Path, cluster: &Cluster) -> Result<()> {
+    let folder = tempfile::tempdir()?;
+    let kubeconfig = folder.path().join("kubeconfig");
+    std::fs::write(&kubeconfig, cluster.kubeconfig(cluster.admin_token()))?;
+    cluster.namespace("istio-system", &json!({}));
+    let [http, monitoring] = [(); 2].map(|()| free_port());
+    let mut istiod = Command::new(program);
+    istiod.args(["discovery", "--registries=Kubernetes", "--grpcAddr=", "--secureGRPCAddr=", "--httpsAddr="]);
+    istiod
+        .arg(format!("--httpAddr=127.0.0.1:{http}"))
+        .arg(format!("--monitoringAddr=127.0.0.1:{monitoring}"));
+    istiod.arg(format!("--kubeconfig={}", kubeconfig.display())).env("POD_NAMESPACE", "istio-system");
+    istiod.current_dir(&folder).stdout(Stdio::null()).stderr(File::create(folder.path().join("log"))?);
+    let started = Instant::now();
+    let mut istiod = istiod.spawn()?;
+    let is_ready = || {
+        let mut stream = TcpStream::connect(("127.0.0.1", http)).ok()?;
+        write!(stream, "GET /ready HTTP/1.0\r\n\r\n").ok()?;
+        let mut answer = String::new();
+        stream.read_to_string(&mut answer).ok()?;
+        answer.contains(" 200 ").then_some(())
     };
-    println!("resident: {:.0} MiB, at most {:.0} MiB", of("VmRSS")?, of("VmHWM")?);
-    let idle = gateway.spent_in(|| sleep(QUIET))?;
-    println!("while nothing changes: {:.2} % of a core", idle * 100.0 / QUIET.as_secs_f64());
-    changes(&cluster, &gateway, services / 2)?;
-    gateway.end()?;
-    // Ends this process at once, because the watching thread would report the end of the cluster as a fault.
-    std::process::exit(0)
+    support::within(Duration::from_secs(300), "a ready istiod", is_ready);
+    at_rest(&istiod, started.elapsed())?;
+    istiod.kill()?;
+    istiod.wait()?;
+    Ok(())
+}
+
+/// Prints what a program has spent until it knew the cluster, and what it needs while nothing changes.
+fn at_rest(program: &Child, took: Duration) -> Result<()> {
+    let spent = processor_time(program)?;
+    println!("live after {:.2} s, {:.2} s of CPU", took.as_secs_f64(), spent.as_secs_f64());
+    sleep(Duration::from_secs(3));
+    let of = |line| Ok::<_, Box<dyn Error + Send + Sync>>(memory(program, line)? >> 20);
+    println!(
+        "resident: {} MiB, of it anonymous {} MiB; at most {} MiB",
+        of("VmRSS")?,
+        of("RssAnon")?,
+        of("VmHWM")?
+    );
+    let before = processor_time(program)?;
+    sleep(QUIET);
+    let idle = processor_time(program)? - before;
+    println!("while nothing changes: {:.2} % of a core", idle.as_secs_f64() * 100.0 / QUIET.as_secs_f64());
+    Ok(())
 }
 
 /// Returns a service, its pods, and the slice that names them, each with its key.
@@ -236,6 +294,9 @@ fn changes(cluster: &Cluster, gateway: &Watching, service: usize) -> Result<()> 
         }
     })?;
     spent?;
+    // The watching thread ends with the next event.
+    drop(sees);
+    cluster.admin().patch(&path, &json!({"endpoints": slice_of(service, &[true; PODS])["endpoints"]}));
     times.sort_by(f64::total_cmp);
     let mut buildings = gateway.buildings()?.split_off(built);
     buildings.sort_by(f64::total_cmp);

@@ -26,6 +26,7 @@ use std::path::Path;
 use std::thread::sleep;
 use std::time::{Duration, Instant};
 
+use gateway::BINARY;
 use process::{memory, processor_time};
 use serde_json::{Value, json};
 use support::etcd::{self, Etcd, PREFIX, encoded};
@@ -222,7 +223,7 @@ fn seen_by_a_client(etcd: &Etcd, registry: Registry) -> Result<()> {
 /// Returns the resident memory of a gateway without a registry, in bytes.
 fn empty_gateway() -> Result<u64> {
     let folder = tempfile::tempdir()?;
-    let gateway = Watching::start_with(folder, "xds: {bind: \"127.0.0.1:0\"}\n")?;
+    let gateway = Watching::start_with(BINARY.as_ref(), folder, "xds: {bind: \"127.0.0.1:0\"}\n")?;
     sleep(Duration::from_secs(1));
     Ok(memory(gateway.child(), "VmRSS")?)
 }
@@ -235,7 +236,7 @@ fn start(etcd: &Etcd, state: Option<&Path>) -> Result<Watching> {
          {{endpoints: [\"{}\"], prefix: {PREFIX}, cluster: west, network: net-west}}\n",
         etcd.url()
     );
-    Watching::start_with(tempfile::tempdir()?, &config)
+    Watching::start_with(BINARY.as_ref(), tempfile::tempdir()?, &config)
 }
 
 /// Returns the processor time of one endpoint's change, and the time to build a snapshot, in microseconds.

@@ -24,7 +24,7 @@ mod median;
 #[path = "process.rs"]
 mod process;
 
-use gateway::Gateway;
+use gateway::{BINARY, Gateway};
 use median::median;
 use process::{memory, processor_time};
 
@@ -144,7 +144,7 @@ impl Named {
         let folder = tempfile::tempdir()?;
         write_config(folder.path())?;
         let begun = Instant::now();
-        let gateway = Gateway::start(folder.path(), &["admin", "default"], drop)?;
+        let gateway = Gateway::start(BINARY.as_ref(), folder.path(), &["admin", "default"], drop)?;
         Ok(Self { name, gateway, folder, ready: begun.elapsed() })
     }
 

@@ -3,6 +3,7 @@
 use std::fs::File;
 use std::io::Write;
 use std::net::SocketAddr;
+use std::path::Path;
 use std::process::{Child, Command};
 use std::thread::sleep;
 use std::time::{Duration, Instant};
@@ -25,13 +26,13 @@ pub(crate) struct Watching {
 }
 
 impl Watching {
-    /// Starts a gateway with this config in the folder, and waits until it listens.
-    pub(crate) fn start_with(folder: TempDir, config: &str) -> Result<Self> {
+    /// Starts a gateway of this build with this config in the folder, and waits until it listens.
+    pub(crate) fn start_with(binary: &Path, folder: TempDir, config: &str) -> Result<Self> {
         let common = "admin: {bind: \"127.0.0.1:0\"}\ntelemetry: {accessLog: off, log: {level: debug, format: json}}\n";
         std::fs::write(folder.path().join("isthmus.yaml"), format!("{config}{common}"))?;
         let mut kept = File::create(folder.path().join(BUILT))?;
         let started = Instant::now();
-        let gateway = Gateway::start(folder.path(), &["admin", "xds"], move |line| {
+        let gateway = Gateway::start(binary, folder.path(), &["admin", "xds"], move |line| {
             if line.contains("world built") {
                 let _ = writeln!(kept, "{line}");
             }
