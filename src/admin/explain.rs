@@ -13,11 +13,14 @@ use isthmus_balance::{Ask, Idle, Load, choose, odds};
 use isthmus_dataplane::endpoint_state::{EndpointState, Resolution, State};
 use isthmus_dataplane::upstreams::{Looking, Upstreams};
 use isthmus_decisions::admit::{admit, admit_source};
-use isthmus_decisions::decision::{Admission, AdmissionRequest, Requested, RouteMatch, Trace, alert_of};
+use isthmus_decisions::decision::{
+    Admission, AdmissionRequest, Onward, Requested, RouteMatch, Trace, alert_of,
+};
 use isthmus_decisions::missing::missing_for;
 use isthmus_decisions::near::near;
 use isthmus_decisions::omitted;
 use isthmus_decisions::omitted::Omitted;
+use isthmus_decisions::view::onward::Computed;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::authority::Authority;
 use isthmus_model::endpoint::{Encapsulation, Health, ProxyVersion};
@@ -213,6 +216,8 @@ fn explain_by(
         kind: CallerKind::default(),
         local: inquiry.local,
         draw: None,
+        is_passed_on: false,
+        far: Some(&Computed),
     };
     let mut steps = Steps::default();
     let bound = running.and_then(|running| running.listening.iter().find(|(name, _)| *name == listener.name));
@@ -342,8 +347,12 @@ fn decide(
     }
     let limits = &snapshot.policy.limits;
     let of_source = steps.limit(of_source(limits, request.source, counters));
+    // The candidates of a call that leaves the network are the gateways of others, and no endpoint is left out.
+    let mut leaves = false;
     let matched = match admit(snapshot, request, steps) {
-        Ok(Admission { carried: Some(_), matched, .. }) => matched,
+        Ok(Admission { onward: Some(onward), matched, .. }) if matches!(*onward, Onward::Carrier(_)) => {
+            matched
+        }
         Ok(admission) => {
             let ask = ask(&admission, request.source);
             explanation.candidates = candidates(&ask, load);
@@ -352,6 +361,7 @@ fn decide(
                 steps.step(|| sent_header(version, &admission.candidates));
             }
             explanation.reason = chosen.err().unwrap_or(Reason::Ok);
+            leaves = admission.onward.is_some();
             admission.matched
         }
         Err(refusal) => {
@@ -363,8 +373,10 @@ fn decide(
         explanation.reason,
         Reason::Ok | Reason::NoEndpoints | Reason::AllUnhealthy | Reason::LimitService
     ) {
-        explanation.omitted = omitted::omitted(snapshot, request, &matched);
-        steps.omitted(&explanation.omitted);
+        if !leaves {
+            explanation.omitted = omitted::omitted(snapshot, request, &matched);
+            steps.omitted(&explanation.omitted);
+        }
         explanation.warnings =
             omitted::warnings(snapshot, &explanation.omitted, explanation.candidates.len());
         explanation.warnings.extend(steps.limit(of_service(limits, &matched, counters)));

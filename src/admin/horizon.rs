@@ -247,12 +247,13 @@ fn answer(
 ) -> api::horizon::Horizon {
     let carrier_of = service.import.as_ref().filter(|_| snapshot.is_carried(service));
     let carrier_of = carrier_of.map(|import| &*import.peer);
+    let leaves = snapshot.networks().leaves_by_gateway(&inquiry.viewer.network);
     api::horizon::Horizon {
         viewer: viewer(&inquiry.viewer),
         service: service.name.to_string(),
         port: port.port,
         subset: inquiry.subset.clone(),
-        entries: found.entries.iter().map(|one| entry(one, carrier_of)).collect(),
+        entries: found.entries.iter().map(|one| entry(one, carrier_of, leaves)).collect(),
         missing: found.excluded.iter().map(excluded).collect(),
         groups: Vec::new(),
     }
@@ -272,7 +273,7 @@ fn viewer(viewer: &Viewer) -> api::horizon::Viewer {
     }
 }
 
-fn entry(entry: &Entry, carrier_of: Option<&str>) -> api::horizon::Entry {
+fn entry(entry: &Entry, carrier_of: Option<&str>, leaves: bool) -> api::horizon::Entry {
     let kind = match entry.kind {
         EntryKind::Endpoint => "endpoint",
         EntryKind::Gateway => "gateway",
@@ -282,6 +283,7 @@ fn entry(entry: &Entry, carrier_of: Option<&str>) -> api::horizon::Entry {
         additional_addresses: entry.others.iter().map(ToString::to_string).collect(),
         kind: kind.to_owned(),
         carrier_of: carrier_of.filter(|_| entry.kind == EntryKind::Gateway).map(str::to_owned),
+        passes_on: entry.kind == EntryKind::Gateway && carrier_of.is_none() && leaves,
         network: entry.network.to_string(),
         cluster: entry.cluster.to_string(),
         locality: entry.locality.to_string(),

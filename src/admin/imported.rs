@@ -37,9 +37,12 @@ pub(super) fn imported(snapshot: &Snapshot, name: &str) -> Option<Imported> {
     };
     let ways = CLIENTS.map(|(client, kind, tunnel)| (client, Way::of(snapshot, service, kind, tunnel)));
     let texts: Vec<String> = ways.iter().map(|(client, way)| format!("{client}: {}", way.text())).collect();
-    let through = match snapshot.is_carried(service) {
-        true => "the gateways of their own network, which pass calls on over carriers of the peer",
-        false => "the peer's gateways, not through this one",
+    let through = if snapshot.is_carried(service) {
+        "the gateways of their own network, which pass calls on over carriers of the peer"
+    } else if snapshot.is_passed_on(service) {
+        "the gateways of their own network, which pass calls on to those of the peer"
+    } else {
+        "the peer's gateways, not through this one"
     };
     Some(Imported {
         text: format!(

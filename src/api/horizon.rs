@@ -101,6 +101,9 @@ pub struct Entry {
     /// The peer on whose carriers the gateway, one of the viewer's own network, passes calls on; absent: on none.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub carrier_of: Option<String>,
+    /// True if the gateway is one of the viewer's own network, and passes calls on to gateways of `network`; absent: false.
+    #[serde(rename = "passesOn", skip_serializing_if = "std::ops::Not::not")]
+    pub passes_on: bool,
     /// The network of the endpoint, or the network behind the gateway.
     pub network: String,
     /// The cluster of the endpoint or gateway.
@@ -128,6 +131,7 @@ impl Default for Entry {
             additional_addresses: Vec::new(),
             kind: text(),
             carrier_of: None,
+            passes_on: false,
             network: text(),
             cluster: text(),
             locality: text(),

@@ -231,6 +231,7 @@ fn print_entries(entries: &[Entry], out: &mut impl Write) -> Result<(), Failure>
         ("ADDRESS", |row| text(&row.entry.address)),
         ("KIND", |row| match &row.entry.carrier_of {
             Some(peer) => text(&format!("own {}, carrier of {peer}", row.entry.kind)),
+            None if row.entry.passes_on => text(&format!("own {}, passes on", row.entry.kind)),
             None => text(&row.entry.kind),
         }),
         ("NETWORK", |row| text(&row.entry.network)),

@@ -105,6 +105,7 @@ pub(super) fn assemble(files: Files) -> Result<Config, Vec<Problem>> {
     if complete {
         warn_of_idle_listeners(&root, &policy, &mut problems);
         peers::warn_of_offers_without_gateways(&root, &policy.networks, &registries, &mut problems);
+        networks::warn_of_unknown_clients(&root, &policy.node.network, &policy.networks, &mut problems);
         peers::warn_of_unknown_callers(&root, &policy.node.network, &policy.networks, &mut problems);
     }
     addresses::collisions(&opened, &mut problems);

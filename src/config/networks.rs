@@ -9,7 +9,7 @@ use isthmus_document::problem::{Path, Position, Problems};
 use isthmus_document::reader::Fields;
 use isthmus_document::tree::Node;
 use isthmus_model::place::Network;
-use isthmus_settings::network::{Gateway, NetworkPolicy};
+use isthmus_settings::network::{Egress, Gateway, NetworkPolicy};
 
 use super::table::Root;
 use super::table::mesh as keys;
@@ -26,6 +26,7 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPol
         networks.push(NetworkPolicy {
             name: Network::new(&name.text),
             access: fields.get(&keys::Network::ACCESS),
+            egress: fields.get(&keys::Network::EGRESS),
             cidrs: cidrs(&fields, &path, &mut places, problems),
             gateways: gateways
                 .filter_map(|(at, fields, node)| gateway(&fields, node, &list.index(at), problems))
@@ -37,6 +38,28 @@ pub(super) fn read(root: &Fields<'_>, problems: &mut Problems) -> Vec<NetworkPol
         });
     }
     networks
+}
+
+/// Warns if this gateway passes calls of its own network on, and knows no caller by SNI as one of that network.
+pub(super) fn warn_of_unknown_clients(
+    root: &Fields<'_>,
+    own: &Network,
+    networks: &[NetworkPolicy],
+    problems: &mut Problems,
+) {
+    let leaves = |network: &&NetworkPolicy| network.name == *own && network.egress == Egress::Gateway;
+    if !networks.iter().find(leaves).is_some_and(|network| network.cidrs.is_empty()) {
+        return;
+    }
+    let list = Path::Root.key(Root::NETWORKS.name());
+    for (name, node) in root.entries(&Root::NETWORKS) {
+        let node = Fields::of::<keys::Network>(Some(node)).at(&keys::Network::EGRESS);
+        if let Some(node) = node.filter(|_| *name.text == *own.as_str()) {
+            let fault = "found gateway, but the network has no cidrs, so no caller by SNI is known as one of this network and passed on: \
+                         only callers by HBONE with an identity of this mesh are";
+            problems.warn(node.position, &list.key(&name.text).key(keys::Network::EGRESS.name()), fault);
+        }
+    }
 }
 
 /// Reads the addresses of a network. No two networks may have the same block, or an address would be on both.

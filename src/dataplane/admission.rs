@@ -6,6 +6,7 @@ use isthmus_decisions::admit;
 use isthmus_decisions::admit::{admit_proxy, admit_source};
 use isthmus_decisions::decision::{Admission, AdmissionRequest, Refusal, Requested, RouteMatch};
 use isthmus_decisions::missing::missing_for;
+use isthmus_decisions::view::onward::FarGateways;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::identity::Identity;
 use isthmus_model::reason::Reason;
@@ -60,6 +61,8 @@ pub(crate) struct Asked<'a> {
     pub(crate) identity: Option<&'a Identity>,
     /// The kind of proxy that the caller of a CONNECT stream says it is.
     pub(crate) kind: CallerKind,
+    /// True if the caller of a CONNECT stream is a gateway that passes a call on.
+    pub(crate) is_passed_on: bool,
 }
 
 /// Decides on what a client asks for, records the answer, and takes the slots of an admitted connection or stream.
@@ -69,18 +72,30 @@ pub(crate) fn admit(
     entry: &Entry,
     asked: &Asked<'_>,
 ) -> Result<Attempts, Reason> {
-    let Asked { listener, requested, alpn, identity, kind } = *asked;
+    let Asked { listener, requested, alpn, identity, kind, is_passed_on } = *asked;
     let source = Some(entry.source().ip());
     let local = entry.record.borrow().local.map(|local| local.ip());
     let draw = Some(core.numbers.random());
-    let request = AdmissionRequest { listener, requested, source, alpn, identity, kind, local, draw };
+    let far: Option<&dyn FarGateways> = Some(&core.mesh.far);
+    let request = AdmissionRequest {
+        listener,
+        requested,
+        source,
+        alpn,
+        identity,
+        kind,
+        local,
+        draw,
+        is_passed_on,
+        far,
+    };
     match admit::admit(snapshot, &request, &mut ()) {
-        Ok(Admission { matched, candidates, clusters, permit, carried }) => {
+        Ok(Admission { matched, candidates, clusters, permit, onward }) => {
             note_match(&mut entry.record.borrow_mut(), matched);
             entry.facts.borrow_mut().admitted_by = Some(permit);
             take_slots(core, snapshot, entry)?;
             let mut attempts = Attempts::new(core, candidates, clusters);
-            attempts.carried = carried;
+            attempts.onward = onward;
             Ok(attempts)
         }
         Err(refusal) => {

@@ -11,7 +11,7 @@ use super::core::Core;
 use super::entry::Entry;
 use super::upstreams::{Failure, InFlight, Upstream, Verdict};
 use isthmus_balance::{Ask, FULL};
-use isthmus_decisions::decision::Carried;
+use isthmus_decisions::decision::Onward;
 use isthmus_model::alert::Description;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
@@ -27,8 +27,8 @@ pub(crate) struct Attempts {
     candidates: Arc<Candidates>,
     /// The clusters whose endpoints may be chosen; `None` means all.
     clusters: Option<Arc<[ClusterId]>>,
-    /// The service of a peer that is called on a carrier in place of a candidate.
-    pub(crate) carried: Option<Arc<Carried>>,
+    /// The way to another gateway, if one serves the connection.
+    pub(crate) onward: Option<Arc<Onward>>,
     balancer: Rc<Balancer>,
     /// The time at which the first attempt began.
     started: Option<Instant>,
@@ -93,7 +93,7 @@ impl Attempts {
         Self {
             candidates,
             clusters,
-            carried: None,
+            onward: None,
             balancer,
             started: None,
             count: 0,

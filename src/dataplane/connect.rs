@@ -11,10 +11,12 @@ use tokio::time::Instant;
 use self::dial::{Dialled, Target, is_own_fault};
 use self::race::{Race, RaceEnd};
 use super::attempts::Attempts;
-use super::carriers::call::call;
+use super::carriers::call::{Refused, call};
 use super::core::Core;
 use super::entry::Entry;
+use super::onward::tunnel;
 use super::upstreams::InFlight;
+use isthmus_decisions::decision::Onward;
 use isthmus_model::endpoint::Encapsulation;
 use isthmus_model::reason::Reason;
 use isthmus_net::socket::{UNSENT_MAX, bound_unsent, dial_reason, keep_alive};
@@ -55,8 +57,9 @@ pub(crate) async fn connect(
     client: Option<&TcpStream>,
     attempts: &mut Attempts,
 ) -> Result<Connected, Reason> {
-    if let Some(to) = attempts.carried.clone() {
-        let (socket, in_flight) = Box::pin(call(core, entry, client, &to, attempts)).await?;
+    let onward = attempts.onward.clone();
+    if let Some(Onward::Carrier(to)) = onward.as_deref() {
+        let (socket, in_flight) = Box::pin(call(core, entry, client, to, attempts)).await?;
         taken_up(core, entry, attempts, Instant::now());
         // The workloads end a stream that carries their own tunnel by a cancellation, on a carrier as anywhere.
         let encapsulation = if entry.is_stream() { Encapsulation::Hbone } else { Encapsulation::None };
@@ -96,7 +99,19 @@ pub(crate) async fn connect(
                 dialled => break dialled,
             }
         };
-        let Target { in_flight, encapsulation, begun, .. } = target;
+        let address = target.address(attempts);
+        let Target { in_flight, mut encapsulation, begun, .. } = target;
+        let dialled = match (dialled, onward.as_deref()) {
+            (Ok(socket), Some(Onward::Gateway(to))) if entry.is_stream() => {
+                // The workloads end a stream that carries their own tunnel by a cancellation.
+                encapsulation = Encapsulation::Hbone;
+                match Box::pin(tunnel::open(core, entry, socket, address, to)).await {
+                    Err(Refused { reason, is_elsewhere: false }) => return Err(reason),
+                    opened => opened.map_err(|refused| refused.reason),
+                }
+            }
+            (dialled, _) => dialled,
+        };
         match dialled {
             Ok(socket) => {
                 let now = Instant::now();

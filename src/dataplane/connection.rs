@@ -1,6 +1,7 @@
 //! One connection, from accept to its end.
 
 use tokio::net::TcpStream;
+use tokio::time::Instant;
 
 use super::admission::{Asked, admit, admit_accepted, admit_caller, newest};
 use super::attempts::{Attempts, Replay};
@@ -164,8 +165,19 @@ fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<Attempts, Unserved
             (Requested::ServerName(hello.server_name), Some(alpn))
         }
     };
-    let asked = Asked { listener, requested, alpn, identity: None, kind: CallerKind::default() };
+    let asked =
+        Asked { listener, requested, alpn, identity: None, kind: CallerKind::default(), is_passed_on: false };
     let mut attempts = admit(core, &snapshot, entry, &asked).map_err(Unserved::Refused)?;
+    if let Some(hello) = &peeked.hello
+        && attempts.onward.is_some()
+        && core.shared.passed_on.returns(hello.random, entry.source().ip(), Instant::now())
+    {
+        entry.explain(
+            "this gateway has passed the same hello on to another network a moment ago: the gateway there takes it for one of a client on \
+             its own network; its networks[].cidrs must not contain the addresses from which calls of other networks arrive",
+        );
+        return Err(Unserved::Refused(Reason::HopLimit));
+    }
     attempts.replay = replay(peeked);
     Ok(attempts)
 }

@@ -16,6 +16,7 @@ use tokio::time::Instant;
 use super::carriers::pool::Carriers;
 use super::checks;
 use super::entry::Transit;
+use super::onward::returning::PassedOn;
 use super::parcel::{Parcel, Place};
 use super::permits;
 use super::shared::{
@@ -184,6 +185,7 @@ impl Dataplane {
             holders: Arc::default(),
             memory: watch::Sender::default(),
             carriers: Arc::default(),
+            passed_on: PassedOn::default(),
             links,
             kernel_memory: Arc::default(),
         });

@@ -27,6 +27,7 @@
 //!   `announce` writes PROXY headers. `pacer` limits TLS handshakes to one step a turn.
 //!   `holders` counts what HBONE holds over all workers, and bounds it.
 //! - `carriers`: connections with gateways of peers on which calls cross, dialled by the side that has no open port.
+//!   `onward`: calls of clients on the own network to other networks, which go through the gateways there.
 //! - `checks` is the health checks: `checks/dial` dials an endpoint, `checks/schedule` says when. `upstreams` is the run-time
 //!   state of endpoints: ejection, the verdicts of checks, and `times`; `endpoint_state` is that state in one word for operators;
 //!   `withdrawals` are the endpoints that operators have taken out.
@@ -63,6 +64,7 @@ pub(crate) mod killing;
 pub(crate) mod listener;
 pub(crate) mod mesh_view;
 pub(crate) mod numbers;
+pub(crate) mod onward;
 pub(crate) mod pacer;
 pub mod parcel;
 pub(crate) mod peek;

@@ -5,6 +5,7 @@ use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
 use super::balancer::Balancers;
+use super::onward::kept::KeptGateways;
 use isthmus_snapshot::Snapshot;
 use isthmus_world::Reader;
 
@@ -13,12 +14,14 @@ pub(crate) struct MeshView {
     reader: RefCell<Reader>,
     /// The handles to the run-time state of endpoints.
     pub(crate) balancers: Balancers,
+    /// The gateways of other networks to which calls were passed on lately.
+    pub(crate) far: KeptGateways,
 }
 
 impl MeshView {
     /// Creates the view of a worker that has chosen no endpoint yet.
     pub(crate) fn new(reader: Reader) -> Self {
-        Self { reader: RefCell::new(reader), balancers: Balancers::default() }
+        Self { reader: RefCell::new(reader), balancers: Balancers::default(), far: KeptGateways::default() }
     }
 
     /// Borrows the newest snapshot. If a caller up the stack already borrows one, returns that one.

@@ -104,9 +104,11 @@ pub(crate) fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         source: Some(record.source.ip()),
         alpn: None,
         identity: facts.caller.as_ref().map(|caller| &caller.proof.identity),
-        // Neither decides whether an open connection may go on, only where a new one leads.
+        // None of these decides whether an open connection may go on, only where a new one leads.
         kind: CallerKind::default(),
         draw: None,
+        is_passed_on: false,
+        far: None,
         local: record.local.map(|local| local.ip()),
     };
     readmit(snapshot, &question, permit)

@@ -13,6 +13,7 @@ use super::carriers::pool::Carriers;
 use super::checks::Summary;
 use super::entry::{Entry, Transit};
 use super::holders::Holders;
+use super::onward::returning::PassedOn;
 use super::parcel::{Parcel, Place};
 use super::permits::{Limits, Permit, Permits};
 use super::socket_key::SocketKey;
@@ -59,6 +60,8 @@ pub(crate) struct Shared {
     pub(crate) memory: watch::Sender<Judgement>,
     /// The carriers in use.
     pub(crate) carriers: Arc<Carriers>,
+    /// The hellos that were passed on to other networks a moment ago.
+    pub(crate) passed_on: PassedOn,
     /// The queue to the server of peer links.
     pub(crate) links: mpsc::Sender<HandedOver>,
     /// The kernel memory of the connections of all workers whose peers do not read.

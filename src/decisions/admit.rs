@@ -21,18 +21,20 @@ use isthmus_settings::scope::admits;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::Candidates;
 use isthmus_snapshot::exported::PeersOf;
-use isthmus_snapshot::exports::{Caller, Offer, OfferedClusters, grant, is_among};
+use isthmus_snapshot::exports::{Caller, Grant, Offer, OfferedClusters, grant, is_among};
 use isthmus_snapshot::listener_routes::ListenerRoutes;
 use isthmus_snapshot::service_view::{OfferedCandidates, PortView, ServiceView};
 
 mod by_route;
 mod carried;
+mod egress;
 mod waypoint;
 
 pub use self::by_route::{Held, held};
 use self::by_route::{admit_at_gateways, admit_nameless, admit_raw, follow};
 pub use self::carried::admit_path;
 use self::carried::{admit_carried, admit_carried_name, admit_carried_port};
+use self::egress::admit_near_or_far;
 use self::waypoint::{Way, way};
 
 /// A request, with the snapshot and the peers that decide on it.
@@ -364,7 +366,7 @@ fn admit_address(
         if let Some(port) = virtual_port {
             trace.step(|| format!("{address} is a virtual address and port of the service {name}"));
             let matched = matched(MatchKind::VirtualAddress, port.port);
-            if asking.snapshot.is_carried(service) {
+            if asking.snapshot.is_passed_on(service) {
                 return admit_carried(asking, service, port, matched, trace);
             }
             match admit_service(asking, service, port, "", AskedBy::Authority, matched, trace) {
@@ -559,7 +561,28 @@ fn admit_service(
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    admit_to(asking, service, port, |offer| port.offered(subset, asked, offer), matched, trace)
+    admit_near_or_far(asking, service, port, (subset, asked), matched, trace)
+}
+
+/// Applies the export rules of a service port; the error is the reason of the refusal.
+fn granted(
+    asking: &Asking<'_>,
+    service: &ServiceView,
+    port: &PortView,
+    trace: &mut impl Trace,
+) -> Result<Grant, Reason> {
+    for rule in &port.rules {
+        trace.step(|| rule_text(rule, asking.request));
+    }
+    let granted = grant(&port.rules, asking.caller()).map_err(|reason| {
+        trace.step(|| {
+            format!("no export rule allows this caller to reach {}:{} here", service.name, port.port)
+        });
+        let is_hidden = reason == Reason::NotExported;
+        if is_hidden { asking.unknown(&service.name, reason, trace) } else { reason }
+    })?;
+    trace.step(|| format!("{} allows this caller", granted.rule.name));
+    Ok(granted)
 }
 
 /// Applies the export rules, and calls `candidates` for the endpoints that they offer, if a rule admits the caller.
@@ -571,21 +594,10 @@ fn admit_to(
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
-    for rule in &port.rules {
-        trace.step(|| rule_text(rule, asking.request));
-    }
-    let granted = match grant(&port.rules, asking.caller()) {
+    let granted = match granted(asking, service, port, trace) {
         Ok(granted) => granted,
-        Err(reason) => {
-            trace.step(|| {
-                format!("no export rule allows this caller to reach {}:{} here", service.name, port.port)
-            });
-            let is_hidden = reason == Reason::NotExported;
-            let reason = if is_hidden { asking.unknown(&service.name, reason, trace) } else { reason };
-            return Err(Refusal { reason, matched });
-        }
+        Err(reason) => return Err(Refusal { reason, matched }),
     };
-    trace.step(|| format!("{} allows this caller", granted.rule.name));
     let offered = candidates(&granted.offer);
     if offered.tls == ExportTls::Mesh && !port.is_written {
         trace.step(|| {
@@ -627,7 +639,7 @@ fn connectable(
                     candidates.endpoints().iter().filter(|endpoint| in_scope(&endpoint.cluster)).count();
                 format!("endpoints on this gateway's own network: {count}")
             });
-            Ok(Admission { matched, candidates, clusters, permit, carried: None })
+            Ok(Admission { matched, candidates, clusters, permit, onward: None })
         }
         _ => {
             trace.step(|| "no endpoint on this gateway's own network can be used".to_owned());

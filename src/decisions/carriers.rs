@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use crate::admit::{admit, admit_path, readmit};
-use crate::decision::{AdmissionRequest, Permit, Requested};
+use crate::decision::{AdmissionRequest, Onward, Permit, Requested};
+use crate::view::onward::Computed;
 use crate::view::{Tunnel, Viewer, view};
 use isthmus_model::authority::Authority;
 use isthmus_model::endpoint::{EndpointTemplate, TlsMode};
@@ -67,10 +68,12 @@ fn asked(snapshot: &Snapshot, source: &str, identity: Option<&str>, name: &str) 
         kind: CallerKind::default(),
         local: None,
         draw: None,
+        is_passed_on: false,
+        far: Some(&Computed),
     };
     match admit(snapshot, &request, &mut ()) {
         Ok(admission) => {
-            let carried = admission.carried.expect("a carrier");
+            let Some(Onward::Carrier(carried)) = admission.onward.as_deref() else { panic!("no carrier") };
             assert_eq!(
                 (&*carried.peer, carried.exported_name.as_str(), carried.port),
                 ("west", EXPORTED, 443)

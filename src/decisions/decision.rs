@@ -4,6 +4,7 @@
 use std::net::IpAddr;
 use std::sync::Arc;
 
+use super::view::onward::FarGateways;
 use isthmus_model::alert::Alert;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::authority::Authority;
@@ -39,6 +40,10 @@ pub struct AdmissionRequest<'a> {
     /// A random number, which chooses among the weighted backends of a route of the Gateway API, or among the weighted waypoints of a
     /// service. It is `None` only in `explain`, which shows the first one that works.
     pub draw: Option<u64>,
+    /// True if another gateway has passed the call on; only HBONE callers say so.
+    pub is_passed_on: bool,
+    /// The source of the gateways to which calls are passed on; `None` if it makes no difference whether there are any.
+    pub far: Option<&'a dyn FarGateways>,
 }
 
 /// The name or address that a caller asks for.
@@ -153,16 +158,25 @@ pub struct Admission {
     pub clusters: Option<Arc<[ClusterId]>>,
     /// The part of the policy that admitted the caller.
     pub permit: Permit,
-    /// The service of a peer that is called on a carrier, in place of one of the candidates; `None`: one of the candidates.
-    pub carried: Option<Arc<Carried>>,
+    /// The way on if another gateway serves the call; `None`: one of the candidates is the endpoint.
+    pub onward: Option<Arc<Onward>>,
 }
 
-/// A service of a peer, as a gateway asks for it on a carrier.
+/// The way to the gateway that serves a call.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Onward {
+    /// On a carrier of the peer, in place of one of the candidates.
+    Carrier(Carried),
+    /// Through one of the candidates, which are gateways of other networks.
+    Gateway(Carried),
+}
+
+/// A service, as the next gateway is asked for it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Carried {
-    /// Our name for the peer.
+    /// Our name for the peer; empty if the service is of this mesh.
     pub peer: Arc<str>,
-    /// The name under which the peer exports the service.
+    /// The name under which the next gateway knows the service.
     pub exported_name: HostName,
     /// The service port.
     pub port: u16,
@@ -186,7 +200,7 @@ pub enum Permit {
     },
     /// The export of a service to a peer.
     Peer(Arc<PeerPermit>),
-    /// The import of a service that a peer offers on carriers.
+    /// The import of a service that this gateway passes calls of this mesh on to.
     Carried,
 }
 

@@ -2,6 +2,7 @@
 
 use crate::admit::{admit, readmit};
 use crate::decision::{AdmissionRequest, Permit, Requested};
+use crate::view::onward::Computed;
 use isthmus_model::address::Bind;
 use isthmus_model::reason::Reason;
 use isthmus_model::service::{CallerKind, PortProtocol};
@@ -118,6 +119,8 @@ fn request<'a>(snapshot: &'a Snapshot, listener: &str, name: &'a str) -> Admissi
         kind: CallerKind::default(),
         local: None,
         draw: Some(0),
+        is_passed_on: false,
+        far: Some(&Computed),
     }
 }
 

@@ -5,7 +5,7 @@
 //! - Results for viewers: [`view`] (split horizon: the endpoints and gateways that a viewer gets, and their weights; [`weights`] is
 //!   its arithmetic only, [`steering`] the division among networks); [`plain_client`]: a client outside the mesh.
 //! - Explanations: [`omitted`], [`near`], [`missing`].
-//! - Tests through admission and views: `steps` (built step by step equals built at once), `peers`, `carriers`, `gateways`; `random`: meshes.
+//! - Tests through admission and views: `steps` (built step by step equals built at once), `peers`, `carriers`, `egress`, `gateways`; `random`: meshes.
 
 pub mod admit;
 pub mod decision;
@@ -20,6 +20,8 @@ pub mod weights;
 
 #[cfg(test)]
 mod carriers;
+#[cfg(test)]
+mod egress;
 #[cfg(test)]
 mod gateways;
 #[cfg(test)]

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use crate::admit::{admit, readmit};
 use crate::decision::{AdmissionRequest, Requested};
+use crate::view::onward::Computed;
 use isthmus_model::authority::Authority;
 use isthmus_model::identity::Identity;
 use isthmus_model::import::Import;
@@ -42,6 +43,8 @@ fn asked(snapshot: &Snapshot, source: &str, identity: Option<&str>, name: &str) 
         kind: CallerKind::default(),
         local: None,
         draw: None,
+        is_passed_on: false,
+        far: Some(&Computed),
     };
     let (matched, reason) = match admit(snapshot, &request, &mut ()) {
         Ok(admission) => {
@@ -165,6 +168,8 @@ fn a_new_policy_ends_what_it_does_not_offer_any_more() {
         kind: CallerKind::default(),
         local: None,
         draw: None,
+        is_passed_on: false,
+        far: Some(&Computed),
     };
     let permit = admit(&snapshot, &request, &mut ()).expect("admitted").permit;
     let stays = |rules: &[(&str, Option<&str>)], services: &[&str]| {

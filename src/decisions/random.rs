@@ -24,7 +24,7 @@ use isthmus_registry::name_index::NameMap;
 use isthmus_registry::shard::Standing;
 use isthmus_settings::export::{ExportRule, ExportScope};
 use isthmus_settings::export_tls::ExportTls;
-use isthmus_settings::network::{Access, Gateway, GatewayProbes, NetworkPolicy};
+use isthmus_settings::network::{Access, Egress, Gateway, GatewayProbes, NetworkPolicy};
 use isthmus_settings::peer::Peer;
 use isthmus_settings::policy::Policy;
 use isthmus_settings::route::{Route, RouteEndpoint, RouteName, RouteTarget};
@@ -76,9 +76,11 @@ fn gateways() -> impl Strategy<Value = Gateway> {
 fn networks() -> impl Strategy<Value = Vec<NetworkPolicy>> {
     let one = |number: usize| {
         let access = prop_oneof![5 => Just(Access::Gateway), 1 => Just(Access::Direct)];
-        (access, vec(gateways(), 0..5)).prop_map(move |(access, gateways)| NetworkPolicy {
+        let egress = prop_oneof![4 => Just(Egress::Direct), 1 => Just(Egress::Gateway)];
+        (access, egress, vec(gateways(), 0..5)).prop_map(move |(access, egress, gateways)| NetworkPolicy {
             name: Network::new(NETWORKS[number]),
             access,
+            egress,
             cidrs: vec![format!("10.{number}.0.0/16").parse().expect("legal")],
             gateways,
             probes: GatewayProbes::default(),

@@ -33,6 +33,7 @@ use isthmus_snapshot::service_view::{PortView, ServiceView};
 mod capacity;
 mod exclusion;
 mod gateways;
+pub mod onward;
 mod steered;
 
 pub use self::capacity::capacities;
@@ -93,8 +94,9 @@ impl Neighbourhood {
         let is_known = !is_local && networks.iter().all(|network| !network.is_unknown());
         let is_steered = snapshot.service(hostname).is_some_and(|service| {
             let tuning = snapshot.policy.tuning.of(&service.name);
-            // A service on carriers is reached through the gateways of the viewer's own network.
-            tuning.steering.is_on() || snapshot.is_carried(service)
+            // A service on carriers, and any other than the network's own where calls leave it through its gateways, is reached
+            // through the gateways of the viewer's own network.
+            tuning.steering.is_on() || snapshot.is_carried(service) || snapshot.networks.has_egress()
         });
         Self { networks: is_known.then_some(networks), is_steered }
     }
@@ -314,16 +316,37 @@ pub fn view(
     subset: &str,
     viewer: &Viewer,
 ) -> Option<Assignment> {
-    let mut horizon = Horizon::new(snapshot, service, port, viewer, Pass::Regular);
+    view_by(snapshot, service, port, subset, viewer, Asker::Client)
+}
+
+/// Returns the endpoints that a client, or a gateway on its network, gets.
+fn view_by(
+    snapshot: &Snapshot,
+    service: &ServiceView,
+    port: &PortView,
+    subset: &str,
+    viewer: &Viewer,
+    asker: Asker,
+) -> Option<Assignment> {
+    let mut horizon = Horizon::new(snapshot, service, port, viewer, (asker, Pass::Regular));
     horizon.place_all(service, subset)?;
     let needs_reserve = horizon.has_drained;
     let mut assignment = horizon.finish();
     if needs_reserve {
-        let mut reserve = Horizon::new(snapshot, service, port, viewer, Pass::Reserve);
+        let mut reserve = Horizon::new(snapshot, service, port, viewer, (asker, Pass::Reserve));
         reserve.place_all(service, subset)?;
         reserve.add_reserve(&mut assignment);
     }
     Some(assignment)
+}
+
+/// The kind of process that calls the endpoints of a view.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Asker {
+    /// A client, which may have to call other networks through the gateways of its own.
+    Client,
+    /// A gateway of the viewer's network, which passes such calls on.
+    Gateway,
 }
 
 /// The passes over the endpoints of a service. The second one is needed only if a planned drain leaves nothing of an endpoint or of
@@ -370,6 +393,7 @@ struct Horizon<'a> {
     /// The clusters other than the viewer's that keep the service to their own callers, and for which no export rule applies.
     local_to: Vec<&'a ClusterId>,
     steering: &'a ServiceSteering,
+    asker: Asker,
     pass: Pass,
     /// True if a drain leaves nothing of an endpoint, or of all gateways to it, so that it is in reserve.
     has_drained: bool,
@@ -396,7 +420,7 @@ impl<'a> Horizon<'a> {
         service: &'a ServiceView,
         port: &'a PortView,
         viewer: &'a Viewer,
-        pass: Pass,
+        (asker, pass): (Asker, Pass),
     ) -> Self {
         let tls = port.rules.iter().filter(|rule| is_for(rule, viewer)).map(|rule| rule.tls()).max();
         // A viewer whose cluster is not known may be in any of them.
@@ -415,6 +439,7 @@ impl<'a> Horizon<'a> {
             is_import: service.import.is_some(),
             prefers_near: service.prefers_near,
             steering: &snapshot.policy.tuning.of(&service.name).steering,
+            asker,
             pass,
             has_drained: false,
             service,
@@ -523,8 +548,7 @@ impl<'a> Horizon<'a> {
     fn note_unready(&mut self, endpoint: &PortEndpoint<'_>, weight: u64) {
         let (viewer, network, cluster) = (self.viewer, endpoint.network, &endpoint.origin.cluster);
         let has_gateway = || {
-            let entry =
-                self.snapshot.networks.get(gateway_network(self.snapshot, self.service, viewer, network));
+            let entry = self.snapshot.networks.get(self.entrance(network));
             let mut gateways = entry.into_iter().flat_map(|entry| &entry.gateways);
             gateways.any(|gateway| UsableGateway::new(gateway, viewer).is_some())
         };
@@ -580,6 +604,17 @@ impl<'a> Horizon<'a> {
         sum.weight += weight;
         sum.parts = sum.parts.saturating_add(weight.saturating_mul(left.into()));
         Ok(())
+    }
+
+    /// Returns the network whose gateways are called for endpoints on a network.
+    fn entrance<'b>(&self, network: &'b Network) -> &'b Network
+    where
+        'a: 'b,
+    {
+        match self.asker {
+            Asker::Client => gateway_network(self.snapshot, self.service, self.viewer, network),
+            Asker::Gateway => network,
+        }
     }
 
     fn is_near(&self, network: &Network, cluster: &ClusterId) -> bool {
@@ -723,14 +758,15 @@ impl<'a> Horizon<'a> {
 }
 
 /// Returns the network whose gateways lead a viewer to the service's endpoints on a network: that network, or the viewer's own if the
-/// service is called on carriers.
+/// service is called on carriers, or calls leave the viewer's network through its gateways.
 pub fn gateway_network<'a>(
     snapshot: &Snapshot,
     service: &ServiceView,
     viewer: &'a Viewer,
     network: &'a Network,
 ) -> &'a Network {
-    if snapshot.is_carried(service) { &viewer.network } else { network }
+    let by_own = snapshot.is_carried(service) || snapshot.networks.leaves_by_gateway(&viewer.network);
+    if by_own { &viewer.network } else { network }
 }
 
 /// Returns true if the rule admits callers of the viewer's protocol. SNI callers have no identity, so rules that require an identity do

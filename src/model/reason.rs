@@ -152,9 +152,9 @@ reasons! {
     /// The carrier of the connection was lost.
     CarrierLost = "carrier_lost", by Some(Endpoint), alert Some(InternalError), status Some(503),
         look at "`isthmus peers`; the peer's gateway, and the path to it";
-    /// The call came from a peer or on a carrier, or has passed two gateways of this mesh, and would go out to a peer again.
+    /// The call came from a peer, on a carrier or from another gateway of this mesh, and would go out to a peer or network again.
     HopLimit = "hop_limit", by Some(Gateway), alert Some(InternalError), status Some(508),
-        look at "`import` and `export` of the peers: two of them lead a name in a circle";
+        look at "`import` and `export` of the peers, `networks.*.egress` and `cidrs`: two gateways lead a name in a circle";
     /// The connection was reset because it had no pause in which it could be closed: it was older than `maxConnectionAge`, or a planned
     /// drain has emptied its endpoint or this gateway.
     Drained = "drained", by Some(Gateway), alert None, status None,

@@ -14,7 +14,7 @@ use isthmus_model::endpoint::Weight;
 use isthmus_model::identity::Identity;
 use isthmus_model::place::{ClusterId, Locality, Network};
 
-isthmus_model::words!(Access);
+isthmus_model::words!(Access, Egress);
 
 /// How the gateways of a network are probed.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -35,6 +35,8 @@ pub struct NetworkPolicy {
     pub name: Network,
     /// How other networks reach the endpoints of the network.
     pub access: Access,
+    /// How clients on the network call services of other networks.
+    pub egress: Egress,
     /// The address blocks of the network, which no other network shares. An endpoint without a network belongs to the network
     /// whose block contains its address.
     pub cidrs: Vec<IpNet>,
@@ -70,6 +72,29 @@ impl Access {
         match self {
             Self::Gateway => "gateway",
             Self::Direct => "direct",
+        }
+    }
+}
+
+/// How clients on a network call services of other networks, and of peers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+pub enum Egress {
+    /// Clients connect to the gateways of the other network.
+    #[default]
+    Direct,
+    /// Clients connect to the gateways of their own network, which pass the calls on.
+    Gateway,
+}
+
+impl Egress {
+    /// All values, in the order that documents list them.
+    pub const ALL: [Self; 2] = [Self::Direct, Self::Gateway];
+
+    /// Returns the value as the config file writes it.
+    pub const fn text(self) -> &'static str {
+        match self {
+            Self::Direct => "direct",
+            Self::Gateway => "gateway",
         }
     }
 }

@@ -9,7 +9,7 @@ use ipnet::IpNet;
 use super::export::ExportRule;
 use super::limits::{HboneLimits, Limits, Timeouts};
 use super::listener::Listener;
-use super::network::NetworkPolicy;
+use super::network::{Egress, NetworkPolicy};
 use super::peer::{Carry, Peer};
 use super::route::Route;
 use super::steering::Steering;
@@ -61,6 +61,17 @@ impl Policy {
         self.peers.iter().any(|known| *known.name == *peer && known.carries(Carry::ToPeer))
     }
 
+    /// Returns true if this gateway passes calls of clients on its own network on to gateways of other networks.
+    pub fn passes_on(&self) -> bool {
+        let mut networks = self.networks.iter();
+        networks.any(|network| network.name == self.node.network && network.egress == Egress::Gateway)
+    }
+
+    /// Returns true if callers of this mesh reach the services of this peer through this gateway.
+    pub fn leads_to(&self, peer: &str) -> bool {
+        self.passes_on() || self.carries_to(peer)
+    }
+
     /// Returns true if this gateway holds carriers open for the calls of this peer.
     pub fn carries_from(&self, peer: &str) -> bool {
         self.peers.iter().any(|known| *known.name == *peer && known.carries(Carry::FromPeer))
@@ -89,6 +100,7 @@ impl Policy {
             && self.tuning == other.tuning
             && self.steering == other.steering
             && self.blocks().eq(other.blocks())
+            && self.passes_on() == other.passes_on()
             && self.peers == other.peers
     }
 

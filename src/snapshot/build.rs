@@ -37,7 +37,7 @@ pub fn all(inputs: Inputs<'_>, generation: u64) -> Snapshot {
         services: NameMap::default(),
         addresses: AddressIndex::default(),
         peer_names: Arc::new(PeerNames::new(&inputs.policy.peers)),
-        carried: OwnerMap::default(),
+        passed_on: OwnerMap::default(),
         trust_roots: inputs.trust_roots.clone(),
         behind: Arc::default(),
         networks: Arc::new(NetworkTable::new(inputs)),
@@ -102,10 +102,15 @@ pub fn next(previous: &Snapshot, inputs: Inputs<'_>, dirty: &Dirty) -> (Snapshot
             entry.map(|entry| entry.localities().into_iter().cloned().collect()).unwrap_or_default()
         };
         let moved = |network: &Network| localities(previous, network) != localities(&next, network);
-        delta.everything = inputs.policy.steers() && changed.iter().any(moved);
+        // The clients of some networks reach all others through the gateways of their own.
+        let leaves = |network: &Network| {
+            [previous, &next].iter().any(|snapshot| snapshot.networks.leaves_by_gateway(network))
+        };
+        delta.everything = inputs.policy.steers() && changed.iter().any(moved) || changed.iter().any(leaves);
         // Viewers reach services on carriers through the gateways of their own networks.
         if changed.iter().any(|network| !is_place_of_peer(network.as_str())) {
-            services.extend(next.carried.keys().into_iter().flat_map(|name| next.carried.get(name)).cloned());
+            services
+                .extend(next.passed_on.keys().into_iter().flat_map(|name| next.passed_on.get(name)).cloned());
         }
         delta.networks = changed;
     }
@@ -163,13 +168,13 @@ impl Snapshot {
             Arc::make_mut(&mut self.peer_names).renew(old.as_deref(), view.as_deref());
         }
         let exported = |view: Option<&ServiceView>| {
-            let import = view?.import.as_ref().filter(|import| inputs.policy.carries_to(&import.peer))?;
+            let import = view?.import.as_ref().filter(|import| inputs.policy.leads_to(&import.peer))?;
             Some(import.exported_name.clone())
         };
         let (before, after) = (exported(old.as_deref()), exported(view.as_deref()));
         if before != after {
-            before.iter().for_each(|exported| self.carried.remove(exported, name));
-            after.into_iter().for_each(|exported| self.carried.insert(exported, name));
+            before.iter().for_each(|exported| self.passed_on.remove(exported, name));
+            after.into_iter().for_each(|exported| self.passed_on.insert(exported, name));
         }
         self.move_behind(name, old.as_deref(), view.as_deref());
     }

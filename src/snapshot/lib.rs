@@ -89,8 +89,8 @@ pub struct Snapshot {
     pub(crate) addresses: AddressIndex,
     /// The names under which peers know our services.
     pub(crate) peer_names: Arc<PeerNames>,
-    /// The services of peers that are called on carriers, by the names under which the peers export them.
-    pub(crate) carried: OwnerMap<HostName>,
+    /// The services of peers that callers of this mesh reach through this gateway, by the names under which the peers export them.
+    pub(crate) passed_on: OwnerMap<HostName>,
     /// The root certificates of trust domains at the time of the build.
     pub trust_roots: Arc<TrustRoots>,
     pub(crate) behind: Arc<ServicesBehind>,
@@ -196,16 +196,21 @@ impl Snapshot {
         self.addresses.get(address)
     }
 
-    /// Returns the service that a peer exports under this name, and that is called on the peer's carriers. If several peers export
+    /// Returns the service that a peer exports under this name, and that callers of this mesh reach through this gateway. If several peers export
     /// the name, it is the service that keeps it here, else that with the lowest host name.
-    pub fn carried(&self, exported: &str) -> Option<&Arc<ServiceView>> {
-        let kept = self.carried.get(exported).find(|name| name.as_str() == exported);
-        self.service(kept.or_else(|| self.carried.get(exported).next())?.as_str())
+    pub fn passed_on(&self, exported: &str) -> Option<&Arc<ServiceView>> {
+        let kept = self.passed_on.get(exported).find(|name| name.as_str() == exported);
+        self.service(kept.or_else(|| self.passed_on.get(exported).next())?.as_str())
     }
 
     /// Returns true if callers of this mesh reach the service on carriers of its peer.
     pub fn is_carried(&self, service: &ServiceView) -> bool {
         service.import.as_ref().is_some_and(|import| self.policy.carries_to(&import.peer))
+    }
+
+    /// Returns true if callers of this mesh reach the service, one of a peer, through this gateway.
+    pub fn is_passed_on(&self, service: &ServiceView) -> bool {
+        service.import.as_ref().is_some_and(|import| self.policy.leads_to(&import.peer))
     }
 
     /// Returns the operator's routes.

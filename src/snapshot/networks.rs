@@ -16,7 +16,7 @@ use isthmus_model::address::embedded_ip;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{Locality, Network};
 use isthmus_registry::shard::Standing;
-use isthmus_settings::network::{Access, Gateway, GatewayProbes, NetworkPolicy};
+use isthmus_settings::network::{Access, Egress, Gateway, GatewayProbes, NetworkPolicy};
 use isthmus_settings::steering::Cost;
 
 /// All networks that the config or a registry names.
@@ -25,6 +25,8 @@ pub struct NetworkTable {
     by_name: BTreeMap<Network, Arc<NetworkEntry>>,
     /// Addresses and ports of the gateways of the node's own network.
     own_gateways: BTreeSet<SocketAddr>,
+    /// True if the clients of any network call other networks through their own gateways.
+    has_egress: bool,
     /// The results of probes at the time of the build.
     pub probes: Arc<Probes>,
     blocks: Arc<Blocks>,
@@ -49,6 +51,8 @@ pub(super) enum GatewayDrains {
 pub struct NetworkEntry {
     /// How endpoints of this network are reached from other networks.
     pub access: Access,
+    /// How clients on this network call services of other networks.
+    pub egress: Egress,
     /// How the gateways are probed.
     pub probes: GatewayProbes,
     /// The round-trip times from viewers on other networks, as far as the config sets them.
@@ -218,6 +222,7 @@ impl NetworkTable {
         let own = self.by_name.get(&inputs.policy.node.network);
         let gateways = own.map(|network| network.gateways.as_slice()).unwrap_or_default();
         self.own_gateways = gateways.iter().flat_map(GatewayEntry::sockets).collect();
+        self.has_egress = self.by_name.values().any(|entry| entry.egress == Egress::Gateway);
     }
 
     /// Returns true if this is the address of a gateway of the node's own network. Such a gateway is never chosen as an
@@ -225,6 +230,16 @@ impl NetworkTable {
     pub fn is_own_gateway(&self, address: SocketAddr) -> bool {
         let reached = SocketAddr::new(embedded_ip(address.ip()), address.port());
         [address, reached].iter().any(|address| self.own_gateways.contains(address))
+    }
+
+    /// Returns true if clients on a network call services of other networks through the gateways of their own network.
+    pub fn leaves_by_gateway(&self, network: &Network) -> bool {
+        self.has_egress && self.get(network).is_some_and(|entry| entry.egress == Egress::Gateway)
+    }
+
+    /// Returns true if the clients of any network call services of other networks through the gateways of their own network.
+    pub fn has_egress(&self) -> bool {
+        self.has_egress
     }
 
     /// Returns the gateways of the node's own network that only one of `self` and `other` contains.
@@ -298,6 +313,7 @@ fn entry(network: &Network, inputs: Inputs<'_>) -> Option<NetworkEntry> {
     }
     Some(NetworkEntry {
         access: configured.map(|policy| policy.access).unwrap_or_default(),
+        egress: configured.map(|policy| policy.egress).unwrap_or_default(),
         probes: configured.map(|policy| policy.probes).unwrap_or_default(),
         distance: configured.map(|policy| policy.distance.clone()).unwrap_or_default(),
         cost: configured.map(|policy| policy.cost.clone()).unwrap_or_default(),

@@ -29,7 +29,7 @@ use isthmus_settings::export::{ExportRule, ExportScope};
 use isthmus_settings::export_tls::TlsSource;
 use isthmus_settings::limits::{HboneLimits, Limits, Timeouts};
 use isthmus_settings::listener::{Listener, ListenerProtocol};
-use isthmus_settings::network::{Access, Gateway, GatewayProbes, NetworkPolicy};
+use isthmus_settings::network::{Access, Egress, Gateway, GatewayProbes, NetworkPolicy};
 use isthmus_settings::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
 use isthmus_settings::policy::{Mesh as MeshNames, Node, Policy};
 use isthmus_settings::route::Route;
@@ -187,6 +187,7 @@ pub fn network(name: &str, gateways: Vec<Gateway>) -> NetworkPolicy {
     NetworkPolicy {
         name: Network::new(name),
         access: Access::Gateway,
+        egress: Egress::Direct,
         cidrs: Vec::new(),
         gateways,
         probes: GatewayProbes::default(),

@@ -33,6 +33,7 @@ mod dns_forward;
 mod documents;
 mod doors;
 mod drains;
+mod egress;
 mod endings;
 mod endpoints;
 mod enrolment;

@@ -8,7 +8,7 @@ use isthmus_document::key::keys;
 use isthmus_document::table::{Kind, Union};
 use isthmus_document::tree::Node;
 use isthmus_model::endpoint::Weight;
-use isthmus_settings::network::{Access, GatewayProbes};
+use isthmus_settings::network::{Access, Egress, GatewayProbes};
 
 use super::steering::CostPerGib;
 
@@ -18,6 +18,10 @@ keys! {
         /// How other networks reach the endpoints: `gateway`: only through the network's gateways; `direct`: by the
         /// endpoints' own addresses.
         ACCESS "access": form::Choice<Access> = Access::default();
+        /// How clients on the network call services of other networks and of peers. `direct`: through the gateways of the other
+        /// network; `gateway`: through the gateways of their own network, which pass the calls on, so that clients need no route to
+        /// other networks. Only callers whose addresses are in `cidrs`, and callers by HBONE of this mesh, are passed on.
+        EGRESS "egress": form::Choice<Egress> = Egress::default();
         /// Address blocks of the network. They determine the network of a client's address, and of an endpoint
         /// whose registry sets no network.
         CIDRS "cidrs": form::List<form::Cidr> => "none";

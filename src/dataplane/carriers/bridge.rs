@@ -25,11 +25,11 @@ const TURN: usize = 256 * 1024;
 const PIECE: usize = 64 * 1024;
 
 /// A stream of a carrier that the peer has accepted.
-pub(super) struct Stream {
-    pub(super) send: SendStream<Bytes>,
-    pub(super) receive: RecvStream,
+pub(crate) struct Stream {
+    pub(crate) send: SendStream<Bytes>,
+    pub(crate) receive: RecvStream,
     /// Counts the call on its carrier.
-    pub(super) in_use: InUse,
+    pub(crate) in_use: InUse,
 }
 
 /// How a bridge ended.
@@ -52,7 +52,7 @@ impl From<h2::Error> for End {
 }
 
 /// Passes bytes until both directions have ended, or one side fails. `entry` is that of the caller's connection.
-pub(super) async fn bridge(core: Rc<Core>, entry: Rc<Entry>, socket: TcpStream, stream: Stream) {
+pub(crate) async fn bridge(core: Rc<Core>, entry: Rc<Entry>, socket: TcpStream, stream: Stream) {
     let Stream { send, receive, in_use: _in_use } = stream;
     let held = Bytes::new();
     let mut bridge =

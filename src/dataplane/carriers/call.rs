@@ -27,14 +27,14 @@ use isthmus_telemetry::local::RelayPath;
 use isthmus_wire::connect::{CALL_HEADER, Call, PATH_HEADER, REASON_HEADER};
 
 /// A call that was not taken.
-struct Refused {
-    reason: Reason,
+pub(crate) struct Refused {
+    pub(crate) reason: Reason,
     /// True if another carrier may be tried: no endpoint has seen the call.
-    is_elsewhere: bool,
+    pub(crate) is_elsewhere: bool,
 }
 
 impl Refused {
-    fn for_good(reason: Reason) -> Self {
+    pub(crate) fn for_good(reason: Reason) -> Self {
         Self { reason, is_elsewhere: false }
     }
 }
@@ -144,7 +144,7 @@ async fn attempt(
 }
 
 /// Returns the CONNECT of a call: what is asked for, the kind of the caller, the gateways so far, and the trace.
-fn request(core: &Core, entry: &Entry, to: &Carried) -> Option<Request<()>> {
+pub(crate) fn request(core: &Core, entry: &Entry, to: &Carried) -> Option<Request<()>> {
     let call = if entry.is_stream() { Call::Hbone } else { Call::Sni };
     let own = core.mesh.snapshot().policy.mesh.trust_domain.to_string();
     let mut request = Request::builder()
@@ -170,7 +170,7 @@ fn request(core: &Core, entry: &Entry, to: &Carried) -> Option<Request<()>> {
 
 /// Returns the reason with which the peer's gateway has refused a call. It is one that a refused caller can get; the peer may say what it
 /// likes.
-fn reason_of(answer: &Response<RecvStream>, is_stream: bool) -> Reason {
+pub(crate) fn reason_of(answer: &Response<RecvStream>, is_stream: bool) -> Reason {
     let word = answer.headers().get(REASON_HEADER).and_then(|value| value.to_str().ok());
     let told =
         word.and_then(Reason::named).filter(|reason| reason.status().is_some_and(|status| status != 200));

@@ -17,7 +17,7 @@ const WITHIN: Duration = Duration::from_secs(1);
 const STRANGERS_MAX: usize = 16;
 
 /// Connects two sockets.
-pub(super) async fn pair() -> io::Result<(TcpStream, TcpStream)> {
+pub(crate) async fn pair() -> io::Result<(TcpStream, TcpStream)> {
     let listener = TcpListener::bind((Ipv4Addr::LOCALHOST, 0))?;
     listener.set_nonblocking(true)?;
     let socket: OwnedFd = relay_socket(listener.local_addr()?)?;

@@ -231,7 +231,8 @@ impl Drop for Registered {
 }
 
 impl InUse {
-    fn begin(carrier: &Arc<Carrier>) -> Self {
+    /// Counts a call on a carrier.
+    pub(crate) fn begin(carrier: &Arc<Carrier>) -> Self {
         carrier.streams.fetch_add(1, Ordering::Relaxed);
         carrier.calls.fetch_add(1, Ordering::Relaxed);
         Self(carrier.clone())

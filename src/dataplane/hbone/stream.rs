@@ -213,13 +213,13 @@ impl Stream<'_> {
             alpn: None,
             identity: Some(&peer.proof.identity),
             kind: head.kind,
+            is_passed_on: !head.path.is_empty(),
         };
-        let attempts = admit(self.core, &snapshot, self.entry, &asked)?;
-        if attempts.carried.is_some() && !head.path.is_empty() {
-            self.entry.explain("a call that another gateway has passed on does not go out to a peer");
-            return Err(Reason::HopLimit);
-        }
-        Ok(attempts)
+        admit(self.core, &snapshot, self.entry, &asked).inspect_err(|reason| {
+            if *reason == Reason::HopLimit && asked.is_passed_on {
+                self.entry.explain("a call that another gateway has passed on does not go out again");
+            }
+        })
     }
 
     async fn pass_on(

@@ -1,10 +1,12 @@
-//! Calls of services that a peer offers on carriers (`docs/federation.md, "Call a network without an open port"`). Only callers that are
-//! known as ones of this mesh go out, and nothing that came from a peer does.
+//! Calls of a peer's services that this gateway passes on: on carriers of the peer (`docs/federation.md, "Call a network without an open
+//! port"`), or through the peer's gateways if clients on its network call others through it (`networks.NET.egress: gateway`). Only
+//! callers that are known as ones of this mesh go out, and nothing that came from a peer or another gateway does.
 
 use std::sync::Arc;
 
+use super::egress::{far_gateways, through};
 use super::{Asking, ports_text, target};
-use crate::decision::{Admission, Carried, MatchKind, Permit, Refusal, Requested, RouteMatch, Trace};
+use crate::decision::{Admission, Carried, MatchKind, Onward, Permit, Refusal, Requested, RouteMatch, Trace};
 use isthmus_model::mesh_name::{Dialect, read};
 use isthmus_model::reason::Reason;
 use isthmus_settings::export_tls::{AskedBy, ExportTls};
@@ -20,7 +22,7 @@ pub fn admit_path(path: &[Box<str>]) -> Result<(), Reason> {
     if path.len() < GATEWAYS_MAX { Ok(()) } else { Err(Reason::HopLimit) }
 }
 
-/// Decides on a server name of a service that a peer offers on carriers; `None` if it is no name of such a service.
+/// Decides on a server name of a service that this gateway passes on; `None` if it is no name of such a service.
 pub(super) fn admit_carried_name(
     asking: &Asking<'_>,
     name: &str,
@@ -67,9 +69,9 @@ pub(super) fn admit_carried_port(
     Some(admit_carried(asking, service, view, matched(service, port, kind), trace))
 }
 
-/// Returns the service that a peer exports under this name and offers on carriers, unless a service of this mesh has the name.
+/// Returns the service that a peer exports under this name and to which calls are passed on, unless a service of this mesh has the name.
 fn found<'a>(asking: &Asking<'a>, name: &str) -> Option<&'a Arc<ServiceView>> {
-    let service = asking.snapshot.carried(name)?;
+    let service = asking.snapshot.passed_on(name)?;
     let own = asking.snapshot.service(name).filter(|own| own.import.is_none());
     own.is_none().then_some(service)
 }
@@ -83,10 +85,10 @@ fn matched(service: &ServiceView, port: u16, kind: MatchKind) -> RouteMatch {
     }
 }
 
-/// Admits callers of this mesh to a service on carriers.
+/// Admits callers of this mesh to a service of a peer.
 pub(super) fn admit_carried(
     asking: &Asking<'_>,
-    service: &ServiceView,
+    service: &Arc<ServiceView>,
     port: &PortView,
     matched: RouteMatch,
     trace: &mut impl Trace,
@@ -95,15 +97,21 @@ pub(super) fn admit_carried(
     let Some(import) = &service.import else {
         return Err(Refusal { reason: Reason::NoEndpoints, matched });
     };
-    let peer = &import.peer;
+    let (peer, is_carried) = (&import.peer, snapshot.is_carried(service));
     trace.step(|| {
         format!(
-            "{} is called on carriers of the peer {peer}, which exports it as {}",
-            service.name, import.exported_name
+            "{} is called {} of the peer {peer}, which exports it as {}",
+            service.name,
+            if is_carried { "on carriers" } else { "through gateways" },
+            import.exported_name
         )
     });
     if !asking.peers.is_ours() {
         trace.step(|| "the caller belongs to a peer, and no call goes from one peer to another".to_owned());
+        return Err(Refusal { reason: Reason::HopLimit, matched });
+    }
+    if asking.request.is_passed_on {
+        trace.step(|| "another gateway has passed the call on, so it does not go out to a peer".to_owned());
         return Err(Refusal { reason: Reason::HopLimit, matched });
     }
     if !is_own(asking, trace) {
@@ -113,19 +121,23 @@ pub(super) fn admit_carried(
         Requested::Authority(_) => AskedBy::Authority,
         Requested::ServerName(_) | Requested::Nothing => AskedBy::MeshName,
     };
+    let carried =
+        Carried { peer: peer.clone(), exported_name: import.exported_name.clone(), port: port.port };
+    if !is_carried {
+        return match far_gateways(asking, service, port, "", asked) {
+            Some(far) => Ok(through(far, carried, Permit::Carried, matched, trace)),
+            None => {
+                trace.step(|| format!("no gateway of the peer {peer} can be used"));
+                Err(Refusal { reason: Reason::NoEndpoints, matched })
+            }
+        };
+    }
     let candidates = port.candidates("", asked).cloned().unwrap_or_else(|| {
         let group = format!("{}:{}", service.name, port.port).into();
         Arc::new(Candidates::new(group, snapshot.policy.tuning.of(&service.name).clone(), Vec::new()))
     });
-    let carried =
-        Carried { peer: peer.clone(), exported_name: import.exported_name.clone(), port: port.port };
-    Ok(Admission {
-        matched,
-        candidates,
-        clusters: None,
-        permit: Permit::Carried,
-        carried: Some(Arc::new(carried)),
-    })
+    let onward = Some(Arc::new(Onward::Carrier(carried)));
+    Ok(Admission { matched, candidates, clusters: None, permit: Permit::Carried, onward })
 }
 
 /// Returns true if the caller is known as one of this mesh: by an identity in its trust domain, or, without an identity, by an address on
@@ -147,8 +159,8 @@ fn is_own(asking: &Asking<'_>, trace: &mut impl Trace) -> bool {
             trace.step(|| match is_own {
                 true => format!("the source {source} is on this gateway's network {own}"),
                 false => format!(
-                    "the source {source} is not in `networks[].cidrs` of this gateway's network {own}, and only callers from there use \
-                     carriers"
+                    "the source {source} is not in `networks[].cidrs` of this gateway's network {own}, and only callers from there are \
+                     passed on"
                 ),
             });
             is_own

@@ -2,6 +2,7 @@
 //! rule.
 
 use super::*;
+use crate::view::onward::Computed;
 use isthmus_model::authority::Authority;
 use isthmus_model::endpoint::{
     DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, MeshTlsOff, PortMeshTls, TlsMode,
@@ -66,6 +67,8 @@ fn request<'a>(snapshot: &'a Snapshot, requested: Requested<'a>) -> AdmissionReq
         kind: CallerKind::default(),
         local: None,
         draw: None,
+        is_passed_on: false,
+        far: Some(&Computed),
     }
 }
 

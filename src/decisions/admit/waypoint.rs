@@ -120,6 +120,7 @@ mod tests {
     use super::super::admit;
     use super::*;
     use crate::decision::AdmissionRequest;
+    use crate::view::onward::Computed;
     use isthmus_model::authority::Authority;
     use isthmus_model::endpoint::{Encapsulation, Endpoint, EndpointTemplate};
     use isthmus_model::identity::Identity;
@@ -184,6 +185,8 @@ mod tests {
             kind,
             local: None,
             draw: Some(draw),
+            is_passed_on: false,
+            far: Some(&Computed),
         };
         let mut steps = Steps::default();
         let to = match admit(snapshot, &request, &mut steps) {

@@ -8,7 +8,6 @@ use num_rational::Ratio;
 
 use super::{
     ClientKind, Entry, EntryKind, ExclusionReason, Horizon, Pass, RemoteEndpoints, Sum, Tunnel, Viewer,
-    gateway_network,
 };
 use crate::weights::Share;
 use isthmus_model::drain::PARTS;
@@ -55,7 +54,7 @@ impl Horizon<'_> {
         sum: Sum,
     ) -> Result<(), ExclusionReason> {
         let snapshot = self.snapshot;
-        let entrance = gateway_network(snapshot, self.service, self.viewer, network);
+        let entrance = self.entrance(network);
         let all = snapshot.networks.get(entrance).map_or(&[][..], |network| &network.gateways);
         let mut usable: Vec<UsableGateway<'_>> =
             all.iter().filter_map(|entry| UsableGateway::new(entry, self.viewer)).collect();
@@ -65,6 +64,9 @@ impl Horizon<'_> {
             usable.retain(|usable| !usable.ips.is_empty());
         } else if !usable.is_empty() {
             self.silent.insert(network.clone());
+        }
+        if *entrance != *network && !snapshot.is_carried(self.service) {
+            self.check_onward(network)?;
         }
         let (any, pass) = (!usable.is_empty(), self.pass);
         let left = |way: &UsableGateway<'_>| match pass {
@@ -132,6 +134,24 @@ impl Horizon<'_> {
                 entry.add_drained(drained.as_ref());
                 entry.add_further(network, &share, drained.as_ref());
             }
+        }
+        Ok(())
+    }
+}
+
+impl Horizon<'_> {
+    /// Returns an error if the gateways of the viewer's network cannot pass calls on to a network. Notes a network of which no gateway
+    /// answers.
+    fn check_onward(&mut self, network: &Network) -> Result<(), ExclusionReason> {
+        let caller = Viewer { tunnel: self.viewer.tunnel, ..Viewer::default() };
+        let entry = self.snapshot.networks.get(network);
+        let all = entry.into_iter().flat_map(|entry| &entry.gateways);
+        let mut usable = all.filter_map(|gateway| UsableGateway::new(gateway, &caller)).peekable();
+        if usable.peek().is_none() {
+            return Err(ExclusionReason::NoUsableGateway);
+        }
+        if !usable.any(|gateway| gateway.answers()) {
+            self.silent.insert(network.clone());
         }
         Ok(())
     }
