@@ -191,8 +191,8 @@ impl Linked {
             ),
             false => self.silent_gateway(snapshot, states).map(|why| {
                 format!(
-                    "can probably not be called: its gateway {why} (a peer that takes no connections can open carriers: \
-                     `peers[].carry`)"
+                    "can probably not be called: its gateway {why} (if the peer takes no connections, let its gateways open carriers: \
+                     `carry: [toPeer]` at the peer here, `carry: [fromPeer]` there)"
                 )
             }),
         };
@@ -204,7 +204,10 @@ impl Linked {
         let gateways = || snapshot.networks().iter().filter(ours).flat_map(|(_, entry)| &entry.gateways);
         let is_way = |gateway: &Gateway| gateway.hbone_port.is_some() || !self.peer.from.is_empty();
         let why = match gateways().next() {
-            None => Some("this gateway knows no gateway of its own networks (`networks[].gateways`)"),
+            None => Some(
+                "this gateway knows no gateway of its own networks (`networks[].gateways`; if nobody can connect to one, let this gateway \
+                 open carriers: `carry: [fromPeer]` at the peer here, `carry: [toPeer]` there)",
+            ),
             Some(_) if gateways().any(|known| is_way(&known.gateway)) => None,
             Some(_) => Some(
                 "no gateway of this mesh has an `hbonePort`, and callers by SNI are known only by their address: list the addresses \
@@ -377,6 +380,7 @@ pub fn detail(snapshot: &Snapshot, peer: &Peer) -> PeerDetail {
         exported: exported(snapshot, &peer.name),
         imported: imported(snapshot, peer),
         asked: rules.map(ToString::to_string).collect(),
+        carry: peer.carry.iter().map(|direction| direction.text().to_owned()).collect(),
         conflicts: snapshot.export_conflicts(&peer.name),
         roots: String::new(),
     }

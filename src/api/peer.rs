@@ -148,6 +148,8 @@ pub struct PeerDetail {
     pub imported: Vec<Exchanged>,
     /// The names that the import rules request from the peer.
     pub asked: Vec<String>,
+    /// The directions in which the config allows calls on carriers: `fromPeer`, `toPeer`.
+    pub carry: Vec<String>,
     /// Our services that the rules offer but that the peer cannot reach, each as a sentence.
     pub conflicts: Vec<String>,
     /// The roots by which this gateway verifies the peer, as PEM; empty until the peer is enrolled.

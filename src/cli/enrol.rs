@@ -7,6 +7,7 @@ use clap::Args;
 use rustix::termios::{LocalModes, OptionalActions, Termios, tcgetattr, tcsetattr};
 
 use super::arguments::Admin;
+use super::peers::proposal;
 use isthmus_api::peer::{Invitation, Token, WrittenLink};
 use isthmus_api::requests;
 use isthmus_api::text::{clean, lasting};
@@ -21,6 +22,9 @@ const LOOK_EVERY: Duration = Duration::from_millis(200);
 const ANSWERED_WITHIN: Duration = JOIN_WITHIN.saturating_add(Duration::from_secs(30));
 /// The time that `join` waits until the link is live.
 const LIVE_WITHIN: Duration = Duration::from_secs(10);
+
+/// The time that `join` waits for the first probes of the peer's gateways, which it announces over the link.
+const PROBED_WITHIN: Duration = Duration::from_secs(3);
 
 /// The text below the options of `invite`.
 pub(super) const INVITE_EXAMPLES: &str = "Examples:
@@ -148,7 +152,8 @@ pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure
         let peers = client::read(&admin, &requests::PEERS)?;
         let peer = peers.into_iter().find(|peer| peer.name == arguments.name).unwrap_or_default();
         if peer.state == "live" {
-            return Ok(writeln!(out, "the link is live")?);
+            writeln!(out, "the link is live")?;
+            return propose(&admin, &arguments.name);
         }
         if begun.elapsed() > LIVE_WITHIN {
             let problem = peer.problem.unwrap_or(peer.state);
@@ -156,6 +161,24 @@ pub(super) fn join(arguments: &Join, out: &mut impl Write) -> Result<(), Failure
                 "the peer is enrolled, but there is no link yet: {}; see `isthmus peers` and `isthmus status`",
                 clean(&problem)
             )));
+        }
+        std::thread::sleep(LOOK_EVERY);
+    }
+}
+
+/// Waits until the gateways of a peer are probed, and writes a note if none of them answers.
+fn propose(admin: &str, name: &str) -> Result<(), Failure> {
+    let begun = Instant::now();
+    loop {
+        let peers = client::read(admin, &requests::PEERS)?;
+        let Some(peer) = peers.into_iter().find(|peer| peer.name == name) else { return Ok(()) };
+        let carry: Vec<String> = peer.carriers.iter().map(|of| of.direction.clone()).collect();
+        if let Some(proposal) = proposal(&peer, &carry) {
+            return note(&proposal);
+        }
+        let is_probed = peer.gateways.iter().any(|gateway| !gateway.state.is_empty());
+        if is_probed || begun.elapsed() > PROBED_WITHIN {
+            return Ok(());
         }
         std::thread::sleep(LOOK_EVERY);
     }

@@ -11,6 +11,7 @@ use isthmus_api::table::{Column, optional, text};
 use isthmus_console::client;
 use isthmus_console::failure::Failure;
 use isthmus_console::output::{Colour, Format, columns, paint, structured};
+use isthmus_settings::peer::Carry;
 
 const PEERS: [Column<Peer>; 10] = [
     ("PEER", |peer| text(&peer.name)),
@@ -118,6 +119,20 @@ fn print(peers: &[Peer], out: &mut impl Write) -> Result<(), Failure> {
         }
     }
     Ok(())
+}
+
+/// Returns what to do about a peer of which no gateway has ever answered this one; `None` if one has, or `carry`, the directions in
+/// which calls may cross on carriers, has the one to the peer.
+pub(super) fn proposal(peer: &Peer, carry: &[String]) -> Option<String> {
+    let is_silent =
+        !peer.gateways.is_empty() && peer.gateways.iter().all(|gateway| gateway.state == "never_answered");
+    (is_silent && !carry.iter().any(|direction| direction == Carry::ToPeer.text())).then(|| {
+        format!(
+            "no gateway of the peer {} has ever answered this one; if the peer takes no connections, let its gateways open carriers: \
+             `carry: [toPeer]` at the peer here, `carry: [fromPeer]` there",
+            text(&peer.name)
+        )
+    })
 }
 
 /// Returns the addresses of a live peer's links that have a fault, each with the fault.

@@ -12,10 +12,11 @@ use serde::Serialize;
 use super::arguments::Reading;
 use super::config_file::{self, config_path};
 use super::offline::{Names, offline};
+use super::peers::proposal;
 use isthmus_admin::peers;
 use isthmus_aggregator::spec::RegistrySpec;
 use isthmus_api as api;
-use isthmus_api::peer::{Exchanged, PeerDetail};
+use isthmus_api::peer::{Exchanged, Peer, PeerDetail};
 use isthmus_api::requests;
 use isthmus_api::service::Service as Listed;
 use isthmus_api::table::text;
@@ -82,6 +83,13 @@ struct PeerPlan {
     from: Vec<String>,
     /// Source addresses whose SNI callers are recognised as callers of the peer before the change, but not after it.
     not_from: Vec<String>,
+    /// The directions in which calls may cross on carriers after the change, but not before it.
+    carried: Vec<String>,
+    /// The directions in which calls may cross on carriers before the change, but not after it.
+    not_carried: Vec<String>,
+    /// What to do about a peer whose gateways have never answered the running one.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    proposal: Option<String>,
     /// The identity of the peer's gateways before and after the change, if it changes.
     identity: Option<[Option<String>; 2]>,
     /// Names under which the change offers services without TLS. SNI callers cannot reach them, HBONE callers can.
@@ -113,24 +121,27 @@ struct Changed {
 /// Runs `isthmus peer plan`.
 pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Failure> {
     let file = config_path(arguments.config.as_deref())?;
-    let (before, after, modes) = match &arguments.against {
+    let (before, after, modes, peers) = match &arguments.against {
         Some(old) => {
             let after = of_file(&file)?;
             let modes = modes_of(&after);
-            (details(&of_file(old)?), after, modes)
+            (details(&of_file(old)?), after, modes, Vec::new())
         }
         None => {
             let wrong = |problems: Vec<_>| Failure::Wrong(texts(&problems).join("\n"));
             let config = config_file::load(&file).map_err(wrong)?;
             let admin = arguments.reading.admin.url();
             note_if_in_use(&file, &admin)?;
-            let (before, services) = of_gateway(&admin)?;
+            let (before, services, peers) = of_gateway(&admin)?;
             let scope = RegistryScope { tls: guarded(&config.registries), ..RegistryScope::default() };
-            (before, with_services(&config.policy, &scope, services), modes_of_gateway(&admin)?)
+            (before, with_services(&config.policy, &scope, services), modes_of_gateway(&admin)?, peers)
         }
     };
     let mut plans = plans(&before, &after);
-    plans.iter_mut().for_each(|plan| plan.note_hbone_only(&modes));
+    for plan in &mut plans {
+        plan.note_hbone_only(&modes);
+        plan.note_silence(&peers, &after.policy);
+    }
     match arguments.reading.output {
         Format::Table => print(&plans, out),
         format => {
@@ -186,10 +197,10 @@ fn modes_of_gateway(admin: &str) -> Result<Modes, Failure> {
 }
 
 /// Requests the peers and the services from the running gateway.
-fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>), Failure> {
+fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>, Vec<Peer>), Failure> {
     let all = client::read(admin, &requests::PEERS)?;
     let mut peers = Vec::with_capacity(all.len());
-    for peer in all {
+    for peer in &all {
         let detail = client::get(admin, &requests::PEER.at(&peer.name))?;
         peers.push(client::typed::<PeerDetail>(detail.json()?)?);
     }
@@ -197,7 +208,7 @@ fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>), Failure> {
     let imported: BTreeSet<&str> =
         peers.iter().flat_map(|peer| &peer.imported).map(|service| &*service.service).collect();
     services.retain(|service| !imported.contains(&*service.hostname));
-    Ok((peers, services))
+    Ok((peers, services, all))
 }
 
 /// Returns the guarded namespaces of all registries. The running gateway does not say of which registry a service is.
@@ -340,6 +351,9 @@ fn compare(before: &PeerDetail, after: &PeerDetail) -> PeerPlan {
         renamed: imports.changed,
         from: less(&after.from, &before.from),
         not_from: less(&before.from, &after.from),
+        carried: less(&after.carry, &before.carry),
+        not_carried: less(&before.carry, &after.carry),
+        proposal: None,
         identity: identity.then(|| [before.identity.clone(), after.identity.clone()]),
         hbone_only: Vec::new(),
         conflicts: less(&after.conflicts, &before.conflicts),
@@ -390,6 +404,15 @@ impl PeerPlan {
         self.hbone_only = offered.filter(is_plain).map(|service| service.exported_name.clone()).collect();
     }
 
+    /// Notes that no gateway of the peer has ever answered the running one, unless the changed config lets calls cross on carriers.
+    fn note_silence(&mut self, peers: &[Peer], after: &Policy) {
+        let known = after.peers.iter().find(|peer| *peer.name == *self.peer);
+        let Some(known) = known.filter(|peer| !peer.imports.is_empty()) else { return };
+        let carry: Vec<String> = known.carry.iter().map(|direction| direction.text().to_owned()).collect();
+        let peer = peers.iter().find(|peer| peer.name == self.peer);
+        self.proposal = peer.and_then(|peer| proposal(peer, &carry));
+    }
+
     fn is_empty(&self) -> bool {
         let nothing = Self { peer: self.peer.clone(), change: Change::Kept, ..Self::default() };
         *self == nothing
@@ -428,6 +451,12 @@ fn print_peer(plan: &PeerPlan, out: &mut impl Write) -> Result<(), Failure> {
             writeln!(out, "  {sign} SNI callers from {}", text(block))?;
         }
     }
+    for (sign, directions) in [(&more, &plan.carried), (&less, &plan.not_carried)] {
+        for direction in directions {
+            let way = if direction == policy::Carry::ToPeer.text() { "to" } else { "of" };
+            writeln!(out, "  {sign} calls {way} the peer on carriers (carry: {})", text(direction))?;
+        }
+    }
     for (sign, services) in [(&more, &plan.reachable), (&less, &plan.unreachable)] {
         for service in services {
             writeln!(out, "  {sign} {} ({})", text(&service.exported_name), target(service))?;
@@ -462,6 +491,9 @@ fn print_peer(plan: &PeerPlan, out: &mut impl Write) -> Result<(), Failure> {
     for name in &plan.hbone_only {
         let warning = paint("warning:", Colour::Yellow);
         writeln!(out, "  {warning} {} is reachable by HBONE only, as its endpoints have no TLS", text(name))?;
+    }
+    if let Some(proposal) = &plan.proposal {
+        writeln!(out, "  {} {proposal}", paint("warning:", Colour::Yellow))?;
     }
     for conflict in &plan.conflicts {
         writeln!(out, "  {} {}", paint("warning:", Colour::Yellow), text(conflict))?;
@@ -517,6 +549,30 @@ mod tests {
                       peer north (added)\n  + cart.shop.mesh (cart.shop.mesh:443/TLS)\n  + pay.shop.mesh (pay.shop.mesh:443/TLS)\n\
                       \x20 + web.shop.mesh (web.shop.mesh:443/TLS)\n";
         assert_eq!(text, wanted);
+    }
+
+    #[test]
+    fn carriers_are_shown_and_proposed_for_a_peer_that_has_never_answered() {
+        let silent = api::network::Gateway { state: "never_answered".to_owned(), ..Default::default() };
+        let peer = |gateways| [Peer { name: "west".to_owned(), gateways, ..Peer::default() }];
+        let with = |peers: &[Peer], new: &str| {
+            let after = world(&["cart.shop.mesh", "pay.shop.mesh"], new);
+            let mut plans = plans(&details(&world(&["cart.shop.mesh", "pay.shop.mesh"], OLD)), &after);
+            plans.iter_mut().for_each(|plan| plan.note_silence(peers, &after.policy));
+            printed(&plans)
+        };
+        let more = OLD.replace("['*.pay.west']", "['*.pay.west', '*.cart.west']");
+        let proposed = "warning: no gateway of the peer west has ever answered this one; if the peer takes no connections, let its \
+                        gateways open carriers: `carry: [toPeer]` at the peer here, `carry: [fromPeer]` there\n";
+        assert_eq!(
+            with(&peer(vec![silent.clone()]), &more),
+            format!("peer west\n  + import *.cart.west\n  {proposed}")
+        );
+        let answers = api::network::Gateway { state: "answers".to_owned(), ..Default::default() };
+        assert_eq!(with(&peer(vec![silent.clone(), answers]), &more), "peer west\n  + import *.cart.west\n");
+        let carried = OLD.replace("name: west,", "name: west, carry: [toPeer],");
+        let wanted = "peer west\n  + calls to the peer on carriers (carry: toPeer)\n";
+        assert_eq!(with(&peer(vec![silent]), &carried), wanted);
     }
 
     #[test]
