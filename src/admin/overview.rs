@@ -21,6 +21,7 @@ use isthmus_dataplane::endpoint_state::State;
 use isthmus_model::endpoint::Health;
 use isthmus_model::reason::Reason;
 use isthmus_settings::export_tls::AskedBy;
+use isthmus_settings::route::RouteTarget;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, service_of};
 use isthmus_tasks::background;
@@ -365,8 +366,15 @@ fn rows(
         row(&service.name, SERVICE, reachable, worst.unwrap_or_default())
     });
     let routes = snapshot.policy.routes.iter().map(|route| {
-        let entry = snapshot.routes().named(&route.name);
-        let candidates = entry.and_then(|entry| entry.candidates.as_ref());
+        let candidates = match &route.to {
+            RouteTarget::Service { hostname, port, subset } => {
+                let port = snapshot.service(hostname).and_then(|service| service.port(*port));
+                port.and_then(|port| port.candidates(subset, AskedBy::Hostname))
+            }
+            RouteTarget::Endpoints { .. } | RouteTarget::Backends(_) => {
+                snapshot.routes().named(&route.name).and_then(|entry| entry.candidates.as_ref())
+            }
+        };
         row(&route.name, ROUTE, true, candidates.map_or((0, 0), |of| health(of)))
     });
     services.chain(routes).collect()
@@ -379,7 +387,9 @@ const ROUTE: &str = "route";
 mod tests {
     use super::*;
     use isthmus_model::service::PortProtocol;
-    use isthmus_snapshot::testing::{Mesh, endpoint, port, service, shard};
+    use isthmus_settings::policy::Policy;
+    use isthmus_settings::route::{Route, RouteName};
+    use isthmus_snapshot::testing::{Mesh, endpoint, host_name, pattern, port, service, shard};
 
     fn board(count: usize) -> Board {
         let service = |index: usize| Service { name: format!("s{index}.test"), ..Service::default() };
@@ -390,11 +400,16 @@ mod tests {
     fn only_troubled_endpoints_that_are_there_are_missing_from_those_that_are_ready() {
         let endpoints = ["10.0.0.1", "10.0.0.2"].map(|host| endpoint(host, 1)).to_vec();
         let of = service("a.mesh", vec![port(443, PortProtocol::Tls)], endpoints);
-        let mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![of])]);
+        let mut mesh = Mesh::new(Vec::new(), vec![shard("a", "n1", vec![of])]);
+        let to = RouteTarget::Service { hostname: host_name("a.mesh"), port: 443, subset: "".into() };
+        let route = Route::new(RouteName::Name(pattern("b.test")), to);
+        mesh.policy = Policy { routes: vec![route.into()], ..(*mesh.policy).clone() }.into();
         let ready = |troubled: &str| {
             let is_troubled = |key: &EndpointKey| key.address.ip().to_string() == troubled;
             let rows = rows(&mesh.snapshot(), &HashMap::new(), &is_troubled);
-            (rows[0].endpoints, rows[0].ready, rows[0].state.clone())
+            let seen = |row: &Service| (row.endpoints, row.ready, row.state.clone());
+            assert_eq!((rows.len(), seen(&rows[1])), (2, seen(&rows[0])), "the route leads to the service");
+            seen(&rows[0])
         };
         assert_eq!(ready("10.0.0.2"), (2, 1, states::DEGRADED.to_owned()));
         // The gateway keeps the state of a replaced pod for a while, but that state does not affect the service.
