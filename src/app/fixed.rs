@@ -6,6 +6,7 @@ use isthmus_config::{Config, LogFormat, Workers};
 use isthmus_dataplane::handle::{DescriptorUses, EffectiveLimits};
 use isthmus_model::address::{AdminBind, Bind};
 use isthmus_settings::limits::Limits;
+use isthmus_settings::peer::Carry;
 
 /// The values that a reload does not change.
 pub(super) struct Fixed {
@@ -62,6 +63,7 @@ impl Fixed {
             xds: self.xds.is_some(),
             dns: self.dns_server.is_some(),
             health_checks: config.policy.has_checks(),
+            carriers: config.policy.peers.iter().any(|peer| peer.carries(Carry::ToPeer)),
         }
     }
 

@@ -112,6 +112,11 @@ pub struct EffectiveLimits {
     pub health_checks: usize,
 }
 
+/// The number of descriptors of a connection: one socket to the client and one to the endpoint.
+const PER_CONNECTION: usize = 2;
+/// The number of descriptors of a call on a carrier: one socket to the client, and two that are connected with each other.
+const PER_CARRIED_CALL: usize = 3;
+
 /// The parts of the program for which descriptors are reserved.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct DescriptorUses {
@@ -121,6 +126,8 @@ pub struct DescriptorUses {
     pub dns: bool,
     /// True if endpoints have health checks.
     pub health_checks: bool,
+    /// True if callers of this mesh may call on carriers.
+    pub carriers: bool,
 }
 
 impl EffectiveLimits {
@@ -129,7 +136,9 @@ impl EffectiveLimits {
         let xds_connections = if uses.xds { xds_connections_for(descriptors) } else { 0 };
         let dns_connections = if uses.dns { dns_connections_for(descriptors) } else { 0 };
         let health_checks = if uses.health_checks { checks_for(descriptors) } else { 0 };
-        let allowed = connections_for(descriptors, xds_connections + 2 * dns_connections + health_checks);
+        let each = if uses.carriers { PER_CARRIED_CALL } else { PER_CONNECTION };
+        let allowed =
+            connections_for(descriptors, xds_connections + 2 * dns_connections + health_checks, each);
         let pending = limits.pending_hellos.unwrap_or(10_000).min(descriptors / 4);
         Self {
             descriptors,

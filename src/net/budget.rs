@@ -17,8 +17,6 @@ const CHECKS_MAX: usize = 1_000;
 const RESERVED: usize = 256;
 /// The result of [`stalled_memory`] in bytes, if the kernel does not report its own limits.
 const STALLED_MEMORY: u64 = 256 << 20;
-/// The number of descriptors per connection: one socket to the client and one to the endpoint.
-const PER_CONNECTION: usize = 2;
 
 /// Raises the soft descriptor limit to the hard one, and returns the limit that then holds.
 pub fn raise_descriptor_limit() -> usize {
@@ -69,10 +67,10 @@ pub fn registry_bytes(most: usize) -> usize {
     usize::try_from(share(4)).map_or(most, |share| most.min(share))
 }
 
-/// Returns the number of data-plane connections that a number of descriptors allows, besides `others` descriptors for xDS
-/// clients, DNS and health checks.
-pub fn connections_for(descriptors: usize, others: usize) -> usize {
-    descriptors.saturating_sub(reserved(descriptors)).saturating_sub(others) / PER_CONNECTION
+/// Returns the number of data-plane connections of `each` descriptors that a number of descriptors allows, besides `others` descriptors
+/// for xDS clients, DNS and health checks.
+pub fn connections_for(descriptors: usize, others: usize, each: usize) -> usize {
+    descriptors.saturating_sub(reserved(descriptors)).saturating_sub(others) / each
 }
 
 /// Returns the number of connections that each HTTP listener (admin, metrics, health) may have. Together they leave a part
@@ -112,9 +110,10 @@ mod tests {
 
     #[test]
     fn descriptors_are_kept_in_reserve() {
-        assert_eq!(connections_for(20_256, 0), 10_000);
-        assert_eq!(connections_for(20_256, 5_000), 7_500);
-        assert_eq!(connections_for(100, 0), 37);
+        assert_eq!(connections_for(20_256, 0, 2), 10_000);
+        assert_eq!(connections_for(20_256, 5_000, 2), 7_500);
+        assert_eq!(connections_for(20_256, 5_000, 3), 5_000);
+        assert_eq!(connections_for(100, 0, 2), 37);
         assert_eq!((http_connections_for(20_256), http_connections_for(100)), (64, 6));
         assert_eq!((checks_for(1_000_000), checks_for(1_024), checks_for(10)), (1_000, 32, 1));
         assert_eq!((dns_connections_for(1_000_000), dns_connections_for(1_024)), (512, 32));
