@@ -130,6 +130,11 @@ impl Core {
         self.connections.retire_where(|_| true);
     }
 
+    /// Returns true if an HBONE connection, or a carrier, must take no new streams.
+    pub(crate) fn retires(&self, entry: &Entry) -> bool {
+        entry.is_retiring() || self.departures.is_draining.get()
+    }
+
     /// Puts a connection that has a permit into the table.
     pub(crate) fn register(self: &Rc<Self>, entry: Rc<Entry>) -> Registration {
         self.connections.insert(&entry);

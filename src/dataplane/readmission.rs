@@ -4,7 +4,7 @@ use std::rc::Rc;
 
 use super::admission::admit_caller;
 use super::bandwidth;
-use super::carriers::listener::of_name;
+use super::carriers::listener;
 use super::connections::AT_ONCE;
 use super::core::Core;
 use super::entry::Entry;
@@ -13,7 +13,7 @@ use isthmus_decisions::decision::{AdmissionRequest, Requested};
 use isthmus_model::authority::Authority;
 use isthmus_model::reason::Reason;
 use isthmus_model::service::CallerKind;
-use isthmus_settings::peer::{Carry, place_of};
+use isthmus_settings::peer::{Carry, peer_of_place};
 use isthmus_snapshot::Snapshot;
 
 /// Ends the connections that the config file or the trust bundle does not admit any more; connections of removed listeners
@@ -70,15 +70,11 @@ pub(crate) fn is_still_admitted(snapshot: &Snapshot, entry: &Entry) -> bool {
         return false;
     }
     let authority = record.authority().and_then(|authority| Authority::parse(authority).ok());
-    let of_carriers = of_name(&entry.listener.name);
-    if of_carriers.is_some() {
-        let mut peers = snapshot.policy.peers.iter();
-        let allows =
-            peers.any(|peer| *place_of(&peer.name) == *entry.listener.name && peer.carries(Carry::FromPeer));
-        if !allows {
-            return false;
-        }
+    let of_peer = peer_of_place(&entry.listener.name);
+    if of_peer.is_some_and(|peer| !snapshot.policy.carries(peer, Carry::FromPeer)) {
+        return false;
     }
+    let of_carriers = of_peer.map(listener::of_peer);
     let configured = snapshot.listener(&entry.listener.name).map(|listener| &**listener);
     let Some(listener) = configured.or(of_carriers.as_ref()) else {
         return true;

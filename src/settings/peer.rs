@@ -220,6 +220,11 @@ pub fn peer_of(network: &Network) -> Option<&str> {
     network.as_str().strip_prefix(PLACES)?.split_once('/').map(|(peer, _)| peer)
 }
 
+/// Returns the peer whose place this is; `None` if it is no place of a peer.
+pub fn peer_of_place(name: &str) -> Option<&str> {
+    name.strip_prefix(PLACES)
+}
+
 /// Returns the name of a peer's registry, which is also the name of its cluster and the prefix of its networks' names.
 pub fn place_of(peer: &str) -> String {
     format!("{PLACES}{peer}")

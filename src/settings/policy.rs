@@ -56,9 +56,9 @@ impl Policy {
         self.listeners.iter().any(|listener| listener.protocol.takes_hbone())
     }
 
-    /// Returns true if callers of this mesh reach the services of this peer on carriers.
-    pub fn carries_to(&self, peer: &str) -> bool {
-        self.peers.iter().any(|known| *known.name == *peer && known.carries(Carry::ToPeer))
+    /// Returns true if the config allows calls on carriers in this direction with the peer of this name.
+    pub fn carries(&self, peer: &str, direction: Carry) -> bool {
+        self.peers.iter().any(|known| *known.name == *peer && known.carries(direction))
     }
 
     /// Returns true if this gateway passes calls of clients on its own network on to gateways of other networks.
@@ -69,12 +69,7 @@ impl Policy {
 
     /// Returns true if callers of this mesh reach the services of this peer through this gateway.
     pub fn leads_to(&self, peer: &str) -> bool {
-        self.passes_on() || self.carries_to(peer)
-    }
-
-    /// Returns true if this gateway holds carriers open for the calls of this peer.
-    pub fn carries_from(&self, peer: &str) -> bool {
-        self.peers.iter().any(|known| *known.name == *peer && known.carries(Carry::FromPeer))
+        self.passes_on() || self.carries(peer, Carry::ToPeer)
     }
 
     /// Returns true if active checks are configured for any route or service.

@@ -65,6 +65,7 @@ use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
 use isthmus_registry::name_index::NameMap;
 use isthmus_settings::listener::Listener;
+use isthmus_settings::peer::Carry;
 use isthmus_settings::policy::Policy;
 use isthmus_settings::route::RouteTarget;
 use isthmus_settings::tuning::Tuning;
@@ -205,7 +206,7 @@ impl Snapshot {
 
     /// Returns true if callers of this mesh reach the service on carriers of its peer.
     pub fn is_carried(&self, service: &ServiceView) -> bool {
-        service.import.as_ref().is_some_and(|import| self.policy.carries_to(&import.peer))
+        service.import.as_ref().is_some_and(|import| self.policy.carries(&import.peer, Carry::ToPeer))
     }
 
     /// Returns true if callers of this mesh reach the service, one of a peer, through this gateway.

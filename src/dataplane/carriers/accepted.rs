@@ -168,9 +168,6 @@ pub(super) fn retired<'a>(core: &'a Core, entry: &'a Entry) -> impl Future<Outpu
     poll_fn(move |context| {
         // Registers the task to be woken by orders.
         let _ = entry.poll_cut(context);
-        match entry.is_retiring() || core.departures.is_draining.get() {
-            true => Poll::Ready(()),
-            false => Poll::Pending,
-        }
+        if core.retires(entry) { Poll::Ready(()) } else { Poll::Pending }
     })
 }

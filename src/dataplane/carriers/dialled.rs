@@ -14,7 +14,7 @@ use tokio::time::timeout;
 use tokio_rustls::{TlsConnector, TlsStream};
 
 use super::accepted::retired;
-use super::listener::of_peer;
+use super::listener;
 use super::pool::Carrier;
 use crate::core::Core;
 use crate::entry::{Entry, Peer};
@@ -40,7 +40,7 @@ const IDLE: Duration = Duration::from_secs(10 * 365 * 24 * 3600);
 /// Serves a carrier over a connection that was dialled, to its end.
 pub(crate) async fn serve(core: Rc<Core>, carrying: Carrying, _place: HbonePlace) {
     let Carrying { socket, address, peer, gateway, alias, end, ended } = carrying;
-    let listener = Arc::new(of_peer(&peer));
+    let listener = Arc::new(listener::of_peer(&peer));
     let counts = core.local.listener(&listener.name);
     counts.accepted();
     let record = ConnectionRecord {

@@ -209,7 +209,7 @@ impl Driver<'_> {
             // Open streams end with the connection. NO_ERROR would make their callers believe that all data has arrived.
             let streams = self.shared.streams.get() > 0;
             self.end(reason, if streams { h2::Reason::INTERNAL_ERROR } else { h2::Reason::NO_ERROR });
-        } else if !self.retired && (self.entry.is_retiring() || self.core.departures.is_draining.get()) {
+        } else if !self.retired && self.core.retires(self.entry) {
             retire::note_end(self.core, self.entry, RetirementEnd::GoAway);
             self.retire();
         }

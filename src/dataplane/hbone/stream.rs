@@ -27,6 +27,7 @@ use isthmus_model::mesh_name::MeshName;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::{ConnectionProtocol, ConnectionRecord, StreamHead};
 use isthmus_net::admission::Holder;
+use isthmus_settings::peer::Carry;
 use isthmus_wire::connect::{Call, ConnectHead, HeadFault, answer, read_head, status_of};
 
 /// Counts a stream in its connection's number of streams, until this value is dropped.
@@ -198,7 +199,7 @@ impl Stream<'_> {
         })?;
         let snapshot = self.core.mesh.snapshot();
         if let Some(place) = &self.connection.carrier
-            && !snapshot.policy.carries_from(&place.carrier().peer)
+            && !snapshot.policy.carries(&place.carrier().peer, Carry::FromPeer)
         {
             return Err(Reason::ConfigRemoved);
         }
