@@ -17,7 +17,7 @@ use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
 use isthmus_net::admission::refusals::FullLimit;
 use isthmus_settings::tuning::Tuning;
-use isthmus_snapshot::candidates::{Candidate, Candidates};
+use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey};
 
 /// The largest number of endpoints that are tried for one connection.
 pub(crate) const ATTEMPTS_MAX: usize = 3;
@@ -62,7 +62,6 @@ pub(crate) struct Replay {
 
 /// An endpoint that refused the hello.
 struct Suspect {
-    index: u32,
     in_flight: InFlight,
     refusal: Refusal,
 }
@@ -172,12 +171,7 @@ impl Attempts {
     /// Records that the endpoint of the present attempt failed before it took the connection.
     pub(crate) fn failed(&mut self, core: &Core, in_flight: &InFlight, reason: Reason) {
         self.note_failed(reason);
-        self.blame(core, self.present(), in_flight, reason.into());
-    }
-
-    /// Returns the index of the endpoint of the present attempt.
-    fn present(&self) -> u32 {
-        self.tried().get(usize::from(self.present)).copied().unwrap_or_default()
+        self.blame(core, in_flight, reason.into());
     }
 
     fn note_failed(&mut self, reason: Reason) {
@@ -187,19 +181,17 @@ impl Attempts {
         }
     }
 
-    /// Counts a failure of the endpoint with this index, which may eject it.
-    fn blame(&self, core: &Core, index: u32, in_flight: &InFlight, failure: Failure) {
+    /// Counts a failure of an endpoint, which may eject it.
+    fn blame(&self, core: &Core, in_flight: &InFlight, failure: Failure) {
         let reason = failure.reason;
         let verdict = core.shared.upstreams.failed(in_flight, &self.candidates, failure);
-        self.report(index, reason, verdict);
+        self.report(in_flight.key(), reason, verdict);
     }
 
-    /// Logs the ejection of the endpoint with this index, if it is ejected.
-    fn report(&self, index: u32, reason: Reason, verdict: Verdict) {
-        if verdict == Verdict::Ejected
-            && let Some(candidate) = self.candidates.endpoints().get(index as usize)
-        {
-            let endpoint = candidate.key.address;
+    /// Logs the ejection of an endpoint, or of the carriers from the address of a peer's gateway, if it is ejected.
+    fn report(&self, key: &EndpointKey, reason: Reason, verdict: Verdict) {
+        if verdict == Verdict::Ejected {
+            let endpoint = key.address;
             tracing::warn!(service = &*self.candidates.group, %endpoint, %reason, "an endpoint is ejected after repeated failures");
         }
     }
@@ -207,13 +199,13 @@ impl Attempts {
     /// Records that the endpoint of the present attempt has been sent the hello, at `now`.
     pub(crate) fn asked(&self, core: &Core, in_flight: &InFlight, now: Instant) {
         let verdict = core.shared.upstreams.asked(in_flight, Some(&self.candidates), now);
-        self.report(self.present(), Reason::EndpointSilent, verdict);
+        self.report(in_flight.key(), Reason::EndpointSilent, verdict);
     }
 
     /// Records that the client has left, after it had waited for this time for the first byte of the endpoint of the present attempt.
     pub(crate) fn silent(&self, core: &Core, in_flight: &InFlight, waited: Duration) {
         let verdict = core.shared.upstreams.silent(in_flight, &self.candidates, waited);
-        self.report(self.present(), Reason::EndpointSilent, verdict);
+        self.report(in_flight.key(), Reason::EndpointSilent, verdict);
     }
 
     /// Records that the endpoint of the present attempt ended or refused the connection in place of a ServerHello. If it refused the
@@ -226,7 +218,7 @@ impl Attempts {
         self.note_failed(reason);
         let refusal = Refusal { reason, alert: self.alert.take() };
         if is_first {
-            self.suspect = Some(Box::new(Suspect { index: self.present(), in_flight, refusal }));
+            self.suspect = Some(Box::new(Suspect { in_flight, refusal }));
         } else {
             self.pardon(core, &in_flight, refusal);
         }
@@ -239,7 +231,7 @@ impl Attempts {
         if self.has_refused_hello() || refusal.is_about_hello() {
             self.pardon(core, in_flight, refusal);
         } else {
-            self.blame(core, self.present(), in_flight, refusal.into());
+            self.blame(core, in_flight, refusal.into());
         }
     }
 
@@ -251,7 +243,7 @@ impl Attempts {
     /// at fault, whatever further ones do.
     fn pardon(&mut self, core: &Core, in_flight: &InFlight, refusal: Refusal) {
         let upstreams = &core.shared.upstreams;
-        if let Some(Suspect { index: _, in_flight, refusal }) = self.suspect.take().map(|suspect| *suspect) {
+        if let Some(Suspect { in_flight, refusal }) = self.suspect.take().map(|suspect| *suspect) {
             upstreams.failed_perhaps(&in_flight, &self.candidates, refusal.into());
         }
         upstreams.failed_perhaps(in_flight, &self.candidates, refusal.into());
@@ -260,13 +252,13 @@ impl Attempts {
     /// Counts the failure of an endpoint that refused the hello, as no other endpoint has shown that the hello is at fault: one has
     /// answered, or none is left to try. An alert that speaks of the hello never counts for ejection.
     pub(crate) fn settle(&mut self, core: &Core) {
-        let Some(Suspect { index, in_flight, refusal }) = self.suspect.take().map(|suspect| *suspect) else {
+        let Some(Suspect { in_flight, refusal }) = self.suspect.take().map(|suspect| *suspect) else {
             return;
         };
         if refusal.is_about_hello() {
             self.pardon(core, &in_flight, refusal);
         } else {
-            self.blame(core, index, &in_flight, refusal.into());
+            self.blame(core, &in_flight, refusal.into());
         }
     }
 
@@ -322,9 +314,7 @@ impl Attempts {
         loop {
             let index = self.balancer.choose(&ask, self.clusters.as_ref(), &mut || core.numbers.random())?;
             match core.shared.upstreams.adopt(self.balancer.endpoint(index), &self.candidates) {
-                Some(reason) => {
-                    self.report(u32::try_from(index).unwrap_or(u32::MAX), reason, Verdict::Ejected)
-                }
+                Some(reason) => self.report(&self.candidate(index).key, reason, Verdict::Ejected),
                 None => return Ok(index),
             }
         }
