@@ -118,9 +118,11 @@ fn is_echoed(gateway: &Gateway, name: &str, count: u32) -> bool {
     writing.join().expect("no panic") && is_read && received == sent
 }
 
-/// Returns the alert that a call by this name gets.
+/// Returns the alert that a call by this name gets; `None` if the call is served, up to its end.
 fn refused(gateway: &Gateway, name: &str) -> Option<u8> {
-    read_alert(&mut open(gateway, name)).0
+    let mut call = open(gateway, name);
+    call.shutdown(Shutdown::Write).expect("ended");
+    read_alert(&mut call).0
 }
 
 #[test]
