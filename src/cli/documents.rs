@@ -25,8 +25,8 @@ fn reasons_and_problems() -> String {
         ## Reasons\n\n\
         The access log (`reason`), the metric `isthmus_connections_total{reason}`, `isthmus failures` and `isthmus explain` show\n\
         the reason. A refused SNI client also gets a TLS alert; a refused HBONE caller gets an HTTP status and the reason in the\n\
-        header `isthmus-reason`, but `authority_unknown` in place of `not_exported`. `–` means that the client gets neither, for\n\
-        example because the connection was already established.\n\n\
+        header `isthmus-reason`, but `authority_unknown` in place of `not_exported` and `hop_limit`. `–` means that the client gets\n\
+        neither, for example because the connection was already established.\n\n\
         | reason | alert | status | meaning | look at |\n|---|---|---|---|---|\n"
         .to_owned();
     for reason in Reason::ALL {

@@ -152,8 +152,9 @@ reasons! {
     /// The carrier of the connection was lost.
     CarrierLost = "carrier_lost", by Some(Endpoint), alert Some(InternalError), status Some(503),
         look at "`isthmus peers`; the peer's gateway, and the path to it";
-    /// The call came from a peer, on a carrier or from another gateway of this mesh, and would go out to a peer or network again.
-    HopLimit = "hop_limit", by Some(Gateway), alert Some(InternalError), status Some(508),
+    /// The call came from a peer, on a carrier or from another gateway of this mesh, and would go out to a peer or network again, or the
+    /// gateways of two organisations have passed it on. The caller sees the name as unknown.
+    HopLimit = "hop_limit", by Some(Gateway), alert Some(UnrecognizedName), status Some(404),
         look at "`import` and `export` of the peers, `networks.*.egress` and `cidrs`: two gateways lead a name in a circle";
     /// The connection was reset because it had no pause in which it could be closed: it was older than `maxConnectionAge`, or a planned
     /// drain has emptied its endpoint or this gateway.
@@ -262,9 +263,11 @@ mod tests {
     }
 
     #[test]
-    fn unknown_and_not_exported_are_alike_on_the_wire() {
-        assert_eq!(Reason::SniUnknown.alert(), Reason::NotExported.alert());
-        assert_eq!(Reason::AuthorityUnknown.status(), Reason::NotExported.status());
+    fn unknown_not_exported_and_offered_by_another_peer_are_alike_on_the_wire() {
+        for reason in [Reason::NotExported, Reason::HopLimit] {
+            assert_eq!(Reason::SniUnknown.alert(), reason.alert());
+            assert_eq!(Reason::AuthorityUnknown.status(), reason.status());
+        }
         assert_eq!(Reason::HelloTimeout.alert(), None);
     }
 }

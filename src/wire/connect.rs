@@ -215,11 +215,14 @@ fn workload(headers: &HeaderMap) -> Option<Box<str>> {
     Some(text.into())
 }
 
-/// Returns the status and the reason that a caller reads. A service that is not exported gets the same
-/// response as one that does not exist.
+/// Returns the status and the reason that a caller reads. A service that is not exported, or that a peer asks for and another peer
+/// offers, gets the same response as one that does not exist.
 pub fn status_of(reason: Reason) -> (StatusCode, Reason) {
     let status = reason.status().and_then(|status| StatusCode::from_u16(status).ok());
-    let told = if reason == Reason::NotExported { Reason::AuthorityUnknown } else { reason };
+    let told = match reason {
+        Reason::NotExported | Reason::HopLimit => Reason::AuthorityUnknown,
+        reason => reason,
+    };
     (status.unwrap_or(StatusCode::SERVICE_UNAVAILABLE), told)
 }
 

@@ -234,11 +234,15 @@ fn without_the_consent_of_both_sides_there_is_no_carrier() {
 fn only_callers_of_the_own_network_go_out_and_none_of_a_peer() {
     let (pair, echo) = (Pair::new(), Backend::echo());
     let (west, east) = pair.start(echo.address.port());
-    // A workload of west asks east for a service of west: what comes from a peer never goes out.
+    // A workload of west asks east for a service of west: what comes from a peer never goes out, and looks unknown.
     let theirs = pair.west.pki.issue(&[], Some("spiffe://west.example/ns/front/sa/web"));
     let hbone = Hbone::connect(east.listener("mesh"), client(Some(theirs), &["h2"])).expect("connected");
-    let (status, reason) = hbone.open(&format!("{RATINGS}:443")).err().expect("refused");
-    assert_eq!((status.as_u16(), reason.as_str()), (508, "hop_limit"));
+    let unknown = || (404, "authority_unknown".to_owned());
+    for name in [RATINGS, "nothing.pay.west.global"] {
+        let (status, reason) = hbone.open(&format!("{name}:443")).err().expect("refused");
+        assert_eq!((status.as_u16(), reason), unknown());
+    }
+    east.logged("the refusal", |line| line["reason"] == "hop_limit");
     // A call that has passed two gateways goes nowhere, whatever it asks for.
     let own = pair.east.pki.issue(&[], Some("spiffe://east.example/ns/front/sa/web"));
     let hbone = Hbone::connect(east.listener("mesh"), client(Some(own), &["h2"])).expect("connected");
@@ -247,9 +251,13 @@ fn only_callers_of_the_own_network_go_out_and_none_of_a_peer() {
         let answer = hbone.ask(request.header("isthmus-path", path).body(()).expect("a request"));
         answer.map_err(|(status, reason)| (status.as_u16(), reason)).map(drop)
     };
-    assert_eq!(ask("east.example,east.example"), Err((508, "hop_limit".to_owned())));
+    assert_eq!(ask("east.example,east.example"), Err(unknown()));
     assert_eq!(ask("a,,b"), Err((400, "bad_request".to_owned())));
-    assert_eq!(ask("east.example"), Err((508, "hop_limit".to_owned())), "west's gateway would be the third");
+    assert_eq!(ask("east.example"), Err(unknown()), "west's gateway would be the third");
+    for detail in ["the gateways of east.example, east.example", "another gateway has passed on"] {
+        let of_it = |line: &Value| line["detail"].as_str().is_some_and(|text| text.contains(detail));
+        east.logged(detail, |line| line["reason"] == "hop_limit" && of_it(line));
+    }
     // A name that west does not export is unknown, also to those who ask for it.
     assert_eq!(refused(&east, "secret.pay.west.global"), Some(UNRECOGNIZED_NAME));
     // The network of the callers is not known any more.
