@@ -13,6 +13,7 @@ use isthmus_model::import::Import;
 use isthmus_model::place::Network;
 use isthmus_model::reason::Reason;
 use isthmus_model::service::{CallerKind, PortProtocol, Service};
+use isthmus_settings::export_tls::AskedBy;
 use isthmus_settings::network::NetworkPolicy;
 use isthmus_settings::peer::{Carry, Peer};
 use isthmus_settings::policy::Policy;
@@ -78,6 +79,12 @@ fn asked(snapshot: &Snapshot, source: &str, identity: Option<&str>, name: &str) 
                 (&*carried.peer, carried.exported_name.as_str(), carried.port),
                 ("west", EXPORTED, 443)
             );
+            let by = match () {
+                () if authority.is_some() => AskedBy::Authority,
+                () if name.starts_with("outbound_") => AskedBy::MeshName,
+                () => AskedBy::Hostname,
+            };
+            assert_eq!(carried.asked, by);
             assert!(readmit(snapshot, &request, &Permit::Carried));
             let without = mesh(&[]).snapshot();
             assert!(

@@ -14,7 +14,7 @@ use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
 use isthmus_model::reason::Reason;
 use isthmus_model::service::CallerKind;
-use isthmus_settings::export_tls::ExportTls;
+use isthmus_settings::export_tls::{AskedBy, ExportTls};
 use isthmus_settings::listener::Listener;
 use isthmus_snapshot::candidates::Candidates;
 
@@ -180,6 +180,8 @@ pub struct Carried {
     pub exported_name: HostName,
     /// The service port.
     pub port: u16,
+    /// The kind of name that the caller has used.
+    pub asked: AskedBy,
 }
 
 /// The part of the policy that admitted a connection; a reload that removes it ends the connection.

@@ -17,6 +17,7 @@ use isthmus_settings::network::{Egress, Gateway, NetworkPolicy};
 use isthmus_settings::policy::Policy;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::inputs::Probes;
+use isthmus_settings::export_tls::AskedBy;
 use isthmus_snapshot::testing::{
     Mesh, endpoint, gateway, host_name, network, peer, port, rule, service, shard,
 };
@@ -168,23 +169,25 @@ fn leads(
     Ok((all.collect(), admission.onward.as_deref().cloned()))
 }
 
-fn passed_on(peer: &str, name: &str) -> Option<Onward> {
-    Some(Onward::Gateway(Carried { peer: peer.into(), exported_name: host_name(name), port: 443 }))
+fn passed_on(asked: AskedBy, peer: &str, name: &str) -> Option<Onward> {
+    Some(Onward::Gateway(Carried { peer: peer.into(), exported_name: host_name(name), port: 443, asked }))
 }
 
 #[test]
 fn calls_of_the_own_network_go_out_and_no_others() {
     let snapshot = mesh(Egress::Gateway).snapshot();
+    let by_sni = |peer: &str, name: &str| passed_on(AskedBy::MeshName, peer, name);
+    let by_authority = |peer: &str, name: &str| passed_on(AskedBy::Authority, peer, name);
     let own = snapshot.policy.mesh.trust_domain.to_string();
     let sni = |source: &str, name: &str| leads(&snapshot, source, None, name, false);
     let far = to(&[("192.0.2.2:15443", 6), ("192.0.2.3:15443", 1)]);
     let near = to(&[("10.1.0.1:443", 2)]);
-    assert_eq!(sni(CLIENT, BOTH), Ok((far, passed_on("", BOTH))));
+    assert_eq!(sni(CLIENT, BOTH), Ok((far, by_sni("", BOTH))));
     assert_eq!(sni(FOREIGN, BOTH), Ok((near.clone(), None)));
     assert_eq!(sni(UNKNOWN, BOTH), Ok((near, None)));
-    assert_eq!(sni(CLIENT, FAR), Ok((to(&[("192.0.2.2:15443", 1)]), passed_on("", FAR))));
+    assert_eq!(sni(CLIENT, FAR), Ok((to(&[("192.0.2.2:15443", 1)]), by_sni("", FAR))));
     assert_eq!(sni(FOREIGN, FAR), Err(Reason::NoEndpoints));
-    assert_eq!(sni(CLIENT, IMPORTED), Ok((to(&[("198.51.100.1:15443", 1)]), passed_on("west", IMPORTED))));
+    assert_eq!(sni(CLIENT, IMPORTED), Ok((to(&[("198.51.100.1:15443", 1)]), by_sni("west", IMPORTED))));
     assert_eq!(sni(UNKNOWN, IMPORTED), Err(Reason::NotExported));
     assert_eq!(sni("10.7.0.1", IMPORTED), Err(Reason::HopLimit), "a caller of a peer");
     assert_eq!(sni("10.7.0.1", FAR), Err(Reason::NotExported), "a caller of a peer");
@@ -193,12 +196,12 @@ fn calls_of_the_own_network_go_out_and_no_others() {
         |source: &str, name: &str, is_passed_on| leads(&snapshot, source, Some(&own), name, is_passed_on);
     let far = to(&[("192.0.2.2:15008", 6), ("192.0.2.3:15008", 1)]);
     let near = to(&[("10.1.0.1:15008", 2)]);
-    assert_eq!(hbone(CLIENT, BOTH, false), Ok((far, passed_on("", BOTH))));
+    assert_eq!(hbone(CLIENT, BOTH, false), Ok((far, by_authority("", BOTH))));
     assert_eq!(hbone(FOREIGN, BOTH, false), Ok((near.clone(), None)));
     assert_eq!(hbone(UNKNOWN, BOTH, false), Ok((near.clone(), None)));
-    assert_eq!(hbone(UNKNOWN, FAR, false), Ok((to(&[("192.0.2.2:15008", 1)]), passed_on("", FAR))));
+    assert_eq!(hbone(UNKNOWN, FAR, false), Ok((to(&[("192.0.2.2:15008", 1)]), by_authority("", FAR))));
     assert_eq!(hbone(FOREIGN, FAR, false), Err(Reason::NoEndpoints));
-    assert_eq!(hbone(FOREIGN, IMPORTED, false).map(|(_, onward)| onward), Ok(passed_on("west", IMPORTED)));
+    assert_eq!(hbone(FOREIGN, IMPORTED, false).map(|(_, onward)| onward), Ok(by_authority("west", IMPORTED)));
     // A call that another gateway has passed on ends here.
     assert_eq!(hbone(CLIENT, BOTH, true), Ok((near, None)));
     assert_eq!(hbone(CLIENT, FAR, true), Err(Reason::HopLimit));

@@ -15,9 +15,16 @@ pub const REASON_HEADER: HeaderName = HeaderName::from_static("isthmus-reason");
 /// The request header with the kind of a call that a gateway of a peer passes on.
 pub const CALL_HEADER: HeaderName = HeaderName::from_static(CALL);
 
+/// The request header with [`HOST`], if the caller of a call by SNI has sent the host name, and no mesh name.
+pub const NAME_HEADER: HeaderName = HeaderName::from_static(NAME);
+
+/// The value of [`NAME_HEADER`].
+pub const HOST: &str = "host";
+
 /// The request header with the trust domains of the gateways that have passed a call on, in their order.
 pub const PATH_HEADER: HeaderName = HeaderName::from_static(PATH);
 const CALL: &str = "isthmus-kind";
+const NAME: &str = "isthmus-name";
 const PATH: &str = "isthmus-path";
 
 /// The largest number of trust domains in a path.
@@ -58,8 +65,10 @@ pub enum Call {
     /// The stream carries what a CONNECT stream of the caller carries.
     #[default]
     Hbone,
-    /// The stream carries the caller's TLS, from its ClientHello on.
+    /// The stream carries the caller's TLS, from its ClientHello on, which has the mesh name of the authority.
     Sni,
+    /// The stream carries the caller's TLS, from its ClientHello on, which has the host name of the authority.
+    Host,
 }
 
 impl Call {
@@ -67,7 +76,7 @@ impl Call {
     pub const fn text(self) -> &'static str {
         match self {
             Self::Hbone => "hbone",
-            Self::Sni => "sni",
+            Self::Sni | Self::Host => "sni",
         }
     }
 }
@@ -115,7 +124,7 @@ impl HeadFault {
 const SOURCE: &str = "x-istio-source";
 /// The headers that may occur only once, because two readers could disagree on which of two is valid. `baggage` may come in
 /// parts (W3C Baggage §3.2).
-const SINGLE: [&str; 6] = ["traceparent", "forwarded", SOURCE, "x-forwarded-network", CALL, PATH];
+const SINGLE: [&str; 7] = ["traceparent", "forwarded", SOURCE, "x-forwarded-network", CALL, NAME, PATH];
 /// The largest length of a claim in bytes; a longer claim is cut.
 const CLAIM_BYTES_MAX: usize = 253;
 /// The longest `tracestate` that is kept, in bytes; a longer one may be dropped (W3C Trace Context §3.3.1.5).
@@ -143,10 +152,14 @@ pub fn read_head(head: &Parts) -> Result<ConnectHead, HeadFault> {
 fn call(headers: &HeaderMap) -> Result<Call, HeadFault> {
     let Some(text) = headers.get(CALL_HEADER) else { return Ok(Call::default()) };
     let known = [Call::Sni, Call::Hbone].into_iter().find(|call| call.text().as_bytes() == text.as_bytes());
-    known.ok_or(HeadFault::Call)
+    let has_host = headers.get(NAME_HEADER).is_some_and(|name| name.as_bytes() == HOST.as_bytes());
+    match known.ok_or(HeadFault::Call)? {
+        Call::Sni if has_host => Ok(Call::Host),
+        call => Ok(call),
+    }
 }
 
-/// Returns the trust domains of a path. That they are legal names is not checked, because they are only compared and shown.
+/// Returns the trust domains of a path. That they are legal names is not checked, because they are only counted and shown.
 fn path(headers: &HeaderMap) -> Result<Box<[Box<str>]>, HeadFault> {
     let Some(text) = headers.get(PATH_HEADER) else { return Ok(Box::default()) };
     let text = text.to_str().map_err(|_| HeadFault::Path)?;
@@ -273,6 +286,11 @@ mod tests {
             (Call::Sni, &["east.example".into(), "west.example".into()][..])
         );
         assert_eq!(head(&[("isthmus-kind", "SNI")]), Err(HeadFault::Call));
+        let call = |kind: &str, name: &str| {
+            head(&[("isthmus-kind", kind), ("isthmus-name", name)]).map(|head| head.call)
+        };
+        assert_eq!((call("sni", "host"), call("sni", "other")), (Ok(Call::Host), Ok(Call::Sni)));
+        assert_eq!(call("hbone", "host"), Ok(Call::Hbone));
         let long = ["a"; PATH_MAX + 1].join(",");
         for wrong in ["", "a,", "a b", &"x".repeat(CLAIM_BYTES_MAX + 1), &long] {
             assert_eq!(head(&[("isthmus-path", wrong)]), Err(HeadFault::Path), "{wrong}");

@@ -22,9 +22,10 @@ use crate::entry::Entry;
 use crate::upstreams::InFlight;
 use isthmus_decisions::decision::Carried;
 use isthmus_model::reason::Reason;
+use isthmus_settings::export_tls::AskedBy;
 use isthmus_snapshot::candidates::EndpointKey;
 use isthmus_telemetry::local::RelayPath;
-use isthmus_wire::connect::{CALL_HEADER, Call, PATH_HEADER, REASON_HEADER};
+use isthmus_wire::connect::{CALL_HEADER, Call, HOST, NAME_HEADER, PATH_HEADER, REASON_HEADER};
 
 /// A call that was not taken.
 pub(crate) struct Refused {
@@ -145,7 +146,11 @@ async fn attempt(
 
 /// Returns the CONNECT of a call: what is asked for, the kind of the caller, the gateways so far, and the trace.
 pub(crate) fn request(core: &Core, entry: &Entry, to: &Carried) -> Option<Request<()>> {
-    let call = if entry.is_stream() { Call::Hbone } else { Call::Sni };
+    let call = match to.asked {
+        AskedBy::Authority | AskedBy::Tcp => Call::Hbone,
+        AskedBy::MeshName => Call::Sni,
+        AskedBy::Hostname => Call::Host,
+    };
     let own = core.mesh.snapshot().policy.mesh.trust_domain.to_string();
     let mut request = Request::builder()
         .method(Method::CONNECT)
@@ -153,6 +158,9 @@ pub(crate) fn request(core: &Core, entry: &Entry, to: &Carried) -> Option<Reques
         .uri(format!("{}:{}", to.exported_name.as_str(), to.port))
         .header(CALL_HEADER, call.text())
         .header(PATH_HEADER, own);
+    if call == Call::Host {
+        request = request.header(NAME_HEADER, HOST);
+    }
     let record = entry.record.borrow();
     let of_caller = record.caller_trace();
     let trace = of_caller.map(|caller| caller.trace).or(record.hello_trace);

@@ -146,11 +146,15 @@ fn refuse(core: &Core, connection: &HboneConnection, mut respond: SendResponse<B
     let _ = respond.send_response(answer, true);
 }
 
-/// Returns the mesh name of the service port that a caller by SNI asks for; `None` for other calls.
+/// Returns the name that a caller by SNI has sent to the peer's gateway, as this gateway would read it; `None` for other calls.
 fn sni_of(head: &ConnectHead) -> Option<String> {
     let Authority { host, port } = &head.authority;
-    let hostname = host.name().filter(|_| head.call == Call::Sni)?;
-    Some(MeshName { port: *port, subset: "", hostname: hostname.as_str() }.text())
+    let hostname = host.name()?.as_str();
+    match head.call {
+        Call::Hbone => None,
+        Call::Sni => Some(MeshName { port: *port, subset: "", hostname }.text()),
+        Call::Host => Some(hostname.to_owned()),
+    }
 }
 
 /// Returns the answer to a caller that is refused for this reason.
@@ -203,7 +207,7 @@ impl Stream<'_> {
         {
             return Err(Reason::ConfigRemoved);
         }
-        // The endpoint of a call by SNI is one with TLS of its own, as for a caller by mesh name.
+        // A call by SNI leads to the endpoints to which its name would lead at this gateway's own listeners.
         let name = sni_of(head).filter(|_| self.connection.carrier.is_some());
         let asked = Asked {
             listener: newest(&snapshot, listener),

@@ -119,10 +119,13 @@ pub(super) fn admit_carried(
     }
     let asked = match asking.request.requested {
         Requested::Authority(_) => AskedBy::Authority,
+        Requested::ServerName(_) | Requested::Nothing if matched.kind == Some(MatchKind::Hostname) => {
+            AskedBy::Hostname
+        }
         Requested::ServerName(_) | Requested::Nothing => AskedBy::MeshName,
     };
     let carried =
-        Carried { peer: peer.clone(), exported_name: import.exported_name.clone(), port: port.port };
+        Carried { peer: peer.clone(), exported_name: import.exported_name.clone(), port: port.port, asked };
     if !is_carried {
         return match far_gateways(asking, service, port, "", asked) {
             Some(far) => Ok(through(far, carried, Permit::Carried, matched, trace)),

@@ -39,10 +39,10 @@ pub(super) fn admit_near_or_far(
     };
     let Some(far) = far else { return admit_to(asking, service, port, offered, matched, trace) };
     match order(asking, trace) {
-        Order::FarFirst => pass_on(asking, service, port, far, matched, trace),
+        Order::FarFirst => pass_on(asking, service, port, (far, asked), matched, trace),
         Order::NearFirst => match admit_to(asking, service, port, offered, matched, trace) {
             Err(Refusal { reason: Reason::NoEndpoints, matched }) => {
-                pass_on(asking, service, port, far, matched, trace)
+                pass_on(asking, service, port, (far, asked), matched, trace)
             }
             answer => answer,
         },
@@ -125,7 +125,7 @@ fn pass_on(
     asking: &Asking<'_>,
     service: &Arc<ServiceView>,
     port: &PortView,
-    far: Arc<Candidates>,
+    (far, asked): (Arc<Candidates>, AskedBy),
     matched: RouteMatch,
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
@@ -135,7 +135,8 @@ fn pass_on(
     };
     let permit =
         Permit::Export { hostname: service.export_name.clone(), port: port.port, tls: granted.offer.tls() };
-    let to = Carried { peer: Arc::default(), exported_name: service.key.hostname.clone(), port: port.port };
+    let exported_name = service.key.hostname.clone();
+    let to = Carried { peer: Arc::default(), exported_name, port: port.port, asked };
     Ok(through(far, to, permit, matched, trace))
 }
 
