@@ -53,7 +53,7 @@ pub struct Carrier {
     pub since: SystemTime,
     /// The number of calls at present.
     streams: AtomicUsize,
-    /// The number of calls so far.
+    /// The number of calls so far that the peer's gateway, or this one, has passed on.
     calls: AtomicU64,
     /// The calls that were not taken lately, each as [`FAILED`] calls: halved with each answer to a PING.
     failed: AtomicUsize,
@@ -83,7 +83,7 @@ pub struct OfPeer {
     pub carriers: usize,
     /// The number of calls at present.
     pub streams: usize,
-    /// The number of calls so far.
+    /// The number of calls so far that were passed on.
     pub calls: u64,
     /// The shortest round-trip time.
     pub round_trip: Option<Duration>,
@@ -189,9 +189,14 @@ impl Carriers {
 }
 
 impl Registered {
-    /// Counts a call.
+    /// Counts a call, until the result is dropped.
     pub(crate) fn begin(&self) -> InUse {
         InUse::begin(&self.carrier)
+    }
+
+    /// Counts a call that this gateway has passed on.
+    pub(crate) fn passed_on(&self) {
+        self.carrier.calls.fetch_add(1, Ordering::Relaxed);
     }
 
     /// Asks the peer's gateway, which serves the carrier, to open another one, as this one takes no new calls. The answer is of no
@@ -234,14 +239,16 @@ impl InUse {
     /// Counts a call on a carrier.
     pub(crate) fn begin(carrier: &Arc<Carrier>) -> Self {
         carrier.streams.fetch_add(1, Ordering::Relaxed);
-        carrier.calls.fetch_add(1, Ordering::Relaxed);
         Self(carrier.clone())
     }
 
     /// Notes whether the peer's gateway took the call.
     pub(crate) fn judge(&self, is_taken: bool) {
         match is_taken {
-            true => self.0.failed.store(0, Ordering::Relaxed),
+            true => {
+                self.0.failed.store(0, Ordering::Relaxed);
+                self.0.calls.fetch_add(1, Ordering::Relaxed);
+            }
             false => drop(self.0.failed.fetch_add(FAILED, Ordering::Relaxed)),
         }
     }
@@ -282,6 +289,8 @@ mod tests {
         let one = all.register(carrier(1)).expect("room");
         let other = all.register(carrier(2)).expect("room");
         let calls = [one.begin(), one.begin(), other.begin()];
+        assert_eq!(all.of_peer("west", Carry::FromPeer).calls, 0, "none has been passed on yet");
+        [&one, &one, &other].into_iter().for_each(Registered::passed_on);
         one.measured(Duration::from_micros(70));
         other.measured(Duration::from_micros(50));
         let of = |all: &Carriers| all.of_peer("west", Carry::FromPeer);

@@ -247,6 +247,9 @@ impl Stream<'_> {
         let Ok(send) = respond.send_response(answer(StatusCode::OK, Reason::Ok), false) else {
             return connection.client_fault();
         };
+        if let Some(carrier) = &connection.carrier {
+            carrier.passed_on();
+        }
         let body = Body { receive, send, early };
         let (reason, taken) = relay(core, entry, connection, &connected, body).await;
         if matches!(reason, Reason::EndpointReset | Reason::EndpointVanished) && !taken {
