@@ -2,6 +2,7 @@
 //! calls of the peer: its exports and its limits apply.
 
 use std::convert::Infallible;
+use std::fmt::Display;
 use std::future::pending;
 use std::os::fd::OwnedFd;
 use std::pin::pin;
@@ -52,18 +53,23 @@ pub(crate) async fn serve(core: Rc<Core>, carrying: Carrying, _place: HbonePlace
     let limits = HboneLimits { idle: IDLE, ..core.mesh.snapshot().policy.hbone };
     let opening = Box::pin(open(&core, entry, &limits, socket, (&gateway, alias)));
     let opened = timeout(HANDSHAKE_WITHIN, opening).await;
-    let opened = opened.unwrap_or_else(|_| Err("the handshakes of TLS and HTTP/2 took too long".to_owned()));
+    let opened = opened.unwrap_or_else(|_| {
+        Err(Failed::new(Reason::EndpointTimeout, "the handshakes of TLS and HTTP/2 took too long"))
+    });
     let opened = opened.and_then(|agreed| {
         let carrier = Carrier::new(peer, address, Carry::FromPeer, None);
-        let registered = core.shared.carriers.register(carrier);
-        Ok((agreed, registered.ok_or("this gateway has as many carriers to the peer as it may have")?))
+        let registered = core.shared.carriers.register(carrier).ok_or_else(|| {
+            Failed::new(Reason::LimitSource, "this gateway has as many carriers to the peer as it may have")
+        });
+        Ok((agreed, registered?))
     });
     let (mut agreed, registered) = match opened {
         Ok(opened) => opened,
-        Err(problem) => {
+        Err(Failed { reason, detail }) => {
+            let problem = detail.map_or_else(|| reason.to_string(), String::from);
             // The dialling task may have ended, here and below.
-            let _ = ended.send(problem);
-            return core.finish_hbone(entry, Reason::TlsFailed);
+            let _ = ended.send(problem.replace("the caller", "the peer's gateway"));
+            return core.finish_hbone(entry, reason);
         }
     };
     let carrier = registered.carrier().clone();
@@ -103,27 +109,30 @@ async fn open(
     limits: &HboneLimits,
     socket: OwnedFd,
     (gateway, alias): (&Identity, TrustDomain),
-) -> Result<Agreed, String> {
-    let socket = TcpStream::from_std(socket.into()).map_err(|error| error.to_string())?;
+) -> Result<Agreed, Failed> {
+    let internal = |error: &dyn Display| Failed::new(Reason::Internal, error.to_string());
+    let socket = TcpStream::from_std(socket.into()).map_err(|error| internal(&error))?;
     let transport = Transport::new(core.clone(), socket, Box::default());
     let context = &core.shared.hbone.context;
     let (certificate, roots) = (context.certificate.clone(), context.trust.clone());
     let config = client::mutual(certificate, roots, alias, &[CARRY_PROTOCOL]);
-    let config = config.map_err(|error| error.to_string())?;
+    let config = config.map_err(|error| internal(&error))?;
     let mut trust = context.trust.clone();
     trust.see();
     let stream = TlsConnector::from(Arc::new(config)).connect(client::no_name(), transport).await;
-    let stream = stream.map_err(|error| tls_error_of(&error).map_or_else(|| error.to_string(), describe))?;
-    let proof = Proof::of_server(stream.get_ref().1, &mut trust)?;
+    let stream = stream.map_err(|error| match tls_error_of(&error) {
+        Some(fault) => Failed::new(Reason::TlsFailed, describe(fault)),
+        None => Failed::new(Reason::EndpointReset, error.to_string()),
+    })?;
+    let proof = Proof::of_server(stream.get_ref().1, &mut trust);
+    let proof = proof.map_err(|problem| Failed::new(Reason::IdentityUntrusted, problem))?;
     if proof.identity != *gateway {
-        return Err(format!("the gateway has the identity {}, expected {gateway}", proof.identity));
+        let text = format!("the gateway has the identity {}, expected {gateway}", proof.identity);
+        return Err(Failed::new(Reason::IdentityDenied, text));
     }
     let held = core.hbone.held.of_identity(&proof.identity.shared());
     entry.record.borrow_mut().source_identity = Some(proof.identity.shared());
     let caller = Rc::new(Peer::new(proof, trust, held));
     entry.facts.borrow_mut().caller = Some(caller.clone());
-    let agreed = agree(core, limits, TlsStream::Client(stream), caller).await;
-    agreed.map_err(|Failed { reason, detail }| {
-        detail.map_or_else(|| reason.to_string(), |detail| detail.replace("the caller", "the peer's gateway"))
-    })
+    agree(core, limits, TlsStream::Client(stream), caller).await
 }
