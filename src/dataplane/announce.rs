@@ -36,14 +36,14 @@ pub(super) fn prepare(core: &Core, entry: &Entry, version: ProxyVersion) {
             header
         }
     };
-    facts.header = Some(header);
+    facts.header = Some(Box::new(header));
 }
 
 /// Sends the PROXY header and the bytes read from the client with one system call. Returns how many of the client's bytes
 /// were sent.
 pub(super) fn send(socket: &impl AsFd, entry: &Entry, replay: Option<&Replay>) -> Result<usize, Errno> {
     let facts = entry.facts.borrow();
-    let header = facts.header.as_deref().unwrap_or_default();
+    let header = facts.header.as_ref().map_or(&[][..], |header| &***header);
     let rest = replay.map_or(&[][..], |replay| &replay.bytes);
     let pieces = [IoSlice::new(header), IoSlice::new(rest)];
     let sent = sendmsg(socket, &pieces, &mut SendAncillaryBuffer::default(), SendFlags::NOSIGNAL)?;

@@ -49,7 +49,7 @@ pub(crate) struct Entry {
     pub(crate) opened: Cell<u32>,
     /// The directions that have ended.
     ends: Cell<Ends>,
-    /// The number of bytes that a CONNECT stream or an HBONE connection holds because a peer does not read them.
+    /// The number of bytes that a CONNECT stream, an HBONE connection or a call on a carrier holds because a peer does not read them.
     pub(crate) held: Cell<usize>,
     pub(crate) standstill: Standstill,
     /// The ticks at which the connection ends because of its age or of a drain.
@@ -95,6 +95,21 @@ enum Order {
     End(Reason),
 }
 
+/// The counts in which the bytes that a connection or stream holds appear.
+pub(crate) struct HeldCounts {
+    /// The count of the connection and its streams.
+    pub(crate) connection: HeldBytes,
+    /// The count of all connections of an identity.
+    pub(crate) of_identity: Rc<HolderPart>,
+}
+
+impl HeldCounts {
+    /// Starts the count of a connection that is counted for an identity.
+    pub(crate) fn new(of_identity: Rc<HolderPart>) -> Rc<Self> {
+        Rc::new(Self { connection: HeldBytes::default(), of_identity })
+    }
+}
+
 /// A count of the bytes that the streams of one connection hold.
 #[derive(Debug, Default)]
 pub(crate) struct HeldBytes(Cell<usize>);
@@ -117,6 +132,8 @@ impl HeldBytes {
 pub(crate) struct ConnectionFacts {
     /// The authenticated client of a stream or of an HBONE connection.
     pub(crate) caller: Option<Rc<Peer>>,
+    /// The counts of the bytes that a call by SNI on a carrier holds.
+    pub(crate) held: Option<Rc<HeldCounts>>,
     /// The part of the policy that admitted the connection; it is checked again after a config change.
     pub(crate) admitted_by: Option<AdmittedBy>,
     /// The registration of the current dial, if it goes to a port that this process listens on.
@@ -124,8 +141,8 @@ pub(crate) struct ConnectionFacts {
     /// The metrics of the destination, set when an endpoint first accepts.
     pub(crate) destination: Option<Rc<Destination>>,
     /// The PROXY header that is sent to endpoints before the client's first byte, if any of them expects one; each attempt sends
-    /// the same header.
-    pub(crate) header: Option<Box<[u8]>>,
+    /// the same header. Boxed twice, so that each connection without one needs the place of one pointer.
+    pub(crate) header: Option<Box<Box<[u8]>>>,
 }
 
 /// The parts of an entry that another process needs to go on with the connection.
@@ -146,17 +163,15 @@ pub(crate) struct Peer {
     distrust: RefCell<Option<Box<str>>>,
     /// The reader of the trust bundles, which reports a bundle that is newer than the one of the last verification.
     trust: RefCell<Latest<TrustBundles>>,
-    /// The bytes that the connection and its streams hold because a peer does not read them.
-    pub(crate) held: HeldBytes,
-    /// The bytes that all connections of the client's identity hold.
-    pub(crate) held_of_identity: Rc<HolderPart>,
+    /// The counts of the bytes that the connection and its streams hold because a peer does not read them.
+    pub(crate) held: Rc<HeldCounts>,
 }
 
 impl Peer {
     /// Creates a trusted peer. The reader `trust` must have seen the bundle that the proof was verified against.
     pub(crate) fn new(proof: Proof, trust: Latest<TrustBundles>, held_of_identity: Rc<HolderPart>) -> Self {
-        let (distrust, trust, held) = (RefCell::default(), RefCell::new(trust), HeldBytes::default());
-        Self { proof, distrust, trust, held, held_of_identity }
+        let held = HeldCounts::new(held_of_identity);
+        Self { proof, distrust: RefCell::default(), trust: RefCell::new(trust), held }
     }
 
     /// Returns true if the current trust bundle verifies the client's certificate. The call costs as much as a handshake if
@@ -299,6 +314,12 @@ impl Entry {
         (record.protocol != ConnectionProtocol::Tcp)
             .then(|| alert_of(reason, record.route.as_deref()))
             .flatten()
+    }
+
+    /// Returns the counts in which the held bytes of the connection appear; `None` if it never holds any.
+    pub(crate) fn held_counts(&self) -> Option<Rc<HeldCounts>> {
+        let facts = self.facts.borrow();
+        facts.caller.as_ref().map(|caller| &caller.held).or(facts.held.as_ref()).cloned()
     }
 
     /// Returns true if this is the entry of a CONNECT stream.

@@ -174,7 +174,8 @@ pub(crate) async fn go_on(
 fn record_of(core: &Core, entry: &Entry, in_flight: &InFlight, parked: &relay::Parked) -> Option<Record> {
     let Carried { accepted, record, facts, moved, standstill, retirement } = entry.carried();
     // The caller's identity, that of an own dial and the PROXY header concern connections that are not moved, or their begin.
-    let ConnectionFacts { admitted_by, caller: _, own_dial: _, destination: _, header: _ } = &*facts.borrow();
+    let ConnectionFacts { admitted_by, caller: _, held: _, own_dial: _, destination: _, header: _ } =
+        &*facts.borrow();
     let permit = match admitted_by.as_ref()? {
         Permit::Route => record::Permit::Route,
         Permit::GatewayRoute => record::Permit::GatewayRoute,

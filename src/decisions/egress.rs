@@ -13,11 +13,11 @@ use isthmus_model::import::Import;
 use isthmus_model::place::Network;
 use isthmus_model::reason::Reason;
 use isthmus_model::service::{CallerKind, PortProtocol, Service};
+use isthmus_settings::export_tls::AskedBy;
 use isthmus_settings::network::{Egress, Gateway, NetworkPolicy};
 use isthmus_settings::policy::Policy;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::inputs::Probes;
-use isthmus_settings::export_tls::AskedBy;
 use isthmus_snapshot::testing::{
     Mesh, endpoint, gateway, host_name, network, peer, port, rule, service, shard,
 };

@@ -9,7 +9,8 @@ pub const HEADER: usize = 9;
 /// The length of the error code in RST_STREAM in bytes (RFC 9113 §6.4).
 const ERROR: usize = 4;
 
-const DATA: u8 = 0x0;
+/// The type of a frame with a part of a stream's body.
+pub const DATA: u8 = 0x0;
 /// The type of a frame that begins a header block.
 pub const HEADERS: u8 = 0x1;
 /// The type of a frame that ends a stream with an error code.
@@ -80,6 +81,11 @@ pub struct FrameReader {
 }
 
 impl FrameReader {
+    /// Creates a reader for a direction that begins with a client's preface.
+    pub fn of_client() -> Self {
+        Self { skip: PREFACE, ..Self::default() }
+    }
+
     /// Parses these bytes, and calls `each` with each frame whose header is complete.
     pub fn feed(&mut self, mut bytes: &[u8], mut each: impl FnMut(Frame)) {
         loop {
@@ -139,8 +145,7 @@ pub struct FrameMeter {
 impl Default for FrameMeter {
     /// Creates a meter for a stream that begins with a client's preface.
     fn default() -> Self {
-        let reader = FrameReader { skip: PREFACE, ..FrameReader::default() };
-        Self { reader, opened: 0, counts: Counts::default() }
+        Self { reader: FrameReader::of_client(), opened: 0, counts: Counts::default() }
     }
 }
 

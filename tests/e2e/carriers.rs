@@ -3,13 +3,17 @@
 use std::io::{Read, Write};
 use std::net::{Shutdown, TcpStream};
 use std::thread;
+use std::time::Instant;
 
 use http::{Method, Request};
 use serde_json::Value;
 
+use crate::control_frames::of_gateway;
+use crate::support::PATIENCE;
 use crate::support::backend::Backend;
 use crate::support::client::{connect, hello, read_alert, tls_with};
 use crate::support::eventually;
+use crate::support::frames::{PING, SETTINGS, WINDOW_UPDATE, frame};
 use crate::support::gateway::Gateway;
 use crate::support::hbone::{Hbone, client};
 use crate::support::namespace::inside;
@@ -265,6 +269,71 @@ fn only_callers_of_the_own_network_go_out_and_none_of_a_peer() {
     east.reload(&elsewhere.replace("addresses: [192.0.2.0/24]", "addresses: [127.0.0.0/8]"));
     assert_eq!(refused(&east, RATINGS), Some(UNRECOGNIZED_NAME));
     drop(west);
+}
+
+#[test]
+fn a_flood_on_a_carrier_ends_that_carrier_alone() {
+    let (pair, echo) = (Pair::new(), Backend::echo());
+    let (_west, east) = pair.start(echo.address.port());
+    for (kind, payload) in [(PING, 8), (SETTINGS, 6), (WINDOW_UPDATE, 4)] {
+        let config = of_gateway(&pair.west, "isthmus-carry/1");
+        let mut attacker = tls_with(config, east.listener("mesh"), "127.0.0.1").expect("let in");
+        attacker.write_all(&frame(SETTINGS, 0, 0, &[])).expect("sent");
+        let many = frame(kind, 0, 0, &vec![1; payload]).repeat(1_000);
+        let begun = Instant::now();
+        while attacker.write_all(&many).and_then(|()| attacker.flush()).is_ok() {
+            assert!(begun.elapsed() < PATIENCE, "frames of the type {kind} are taken without end");
+        }
+    }
+    let line = east.logged("the flood", |line| line["reason"] == "bad_request");
+    assert!(line["detail"].as_str().is_some_and(|text| text.contains("from the peer's gateway")), "{line}");
+    carried(&east, 4);
+    assert!(is_echoed(&east, RATINGS, 40));
+}
+
+/// Each of three organisations dials the next one, so that each calls the one before it on carriers.
+#[test]
+fn a_call_in_a_ring_of_three_organisations_is_refused_at_the_first_gateway_of_another() {
+    let ring = ["north", "east", "west"].map(|name| Organisation::new(name, &format!("{name}.example")));
+    let (ports, echos) = (ring.each_ref().map(|_| free_port()), ring.each_ref().map(|_| Backend::echo()));
+    let [next, before] = [1, 2].map(|step| move |at: usize| (at + step) % 3);
+    let name_of = |at: usize| format!("ratings.pay.{}.global", ring[at].name);
+    let gateways = [0, 1, 2].map(|at| {
+        let Organisation { name, .. } = &ring[at];
+        let rules = |carry: &str| {
+            format!(
+                "    carry: [{carry}]\n    export: [{{services: [\"*.pay.svc.cluster.local\"], as: \"{{service}}.{{namespace}}.{name}.global\"}}]\n    \
+                 import: [{{services: [\"*.global\"]}}]\n"
+            )
+        };
+        let dialled = ring[next(at)].as_peer(&format!("dial: \"127.0.0.1:{}\"", ports[next(at)]), &rules("fromPeer"));
+        let accepted = ring[before(at)].as_peer("accept: true", &rules("toPeer"));
+        let (port, endpoint) = (ports[at], echos[at].address.port());
+        let config = format!(
+            "{}networks: {{net-{name}: {{cidrs: [127.0.0.0/8], gateways: [{{address: 127.0.0.1, sniPort: {port}, hbonePort: {port}}}]}}}}\n\
+             peers:\n{dialled}{accepted}services:\n  - {{hostname: ratings.pay.svc.cluster.local, namespace: pay, ports: [{{name: tls, port: \
+             443, targetPort: {endpoint}, protocol: TLS}}], endpoints: [{{address: 127.0.0.1, tls: own}}]}}\n",
+            ring[at].base(port)
+        );
+        start(ring[at].folder(&[&ring[next(at)], &ring[before(at)]]), &config)
+    });
+    for at in 0..3 {
+        eventually("calls to the organisation before", || {
+            is_echoed(&gateways[at], &name_of(before(at)), 40).then_some(())
+        });
+    }
+    let served = echos.each_ref().map(Backend::accepted);
+    for at in 0..3 {
+        let theirs = ring[next(at)]
+            .pki
+            .issue(&[], Some(&format!("spiffe://{}.example/ns/a/sa/b", ring[next(at)].name)));
+        let hbone =
+            Hbone::connect(gateways[at].listener("mesh"), client(Some(theirs), &["h2"])).expect("connected");
+        let (status, reason) = hbone.open(&format!("{}:443", name_of(before(at)))).err().expect("refused");
+        assert_eq!((status.as_u16(), reason.as_str()), (404, "authority_unknown"));
+        gateways[at].logged("the refusal", |line| line["reason"] == "hop_limit");
+    }
+    assert_eq!(echos.each_ref().map(Backend::accepted), served, "no call has gone further");
 }
 
 #[test]

@@ -3,7 +3,7 @@
 
 use std::cell::RefCell;
 use std::future::{Future, pending, poll_fn};
-use std::pin::pin;
+use std::pin::{Pin, pin};
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::Poll;
@@ -16,11 +16,16 @@ use tokio::net::TcpStream;
 use tokio::time::{Instant, sleep, timeout};
 use tokio_rustls::TlsStream;
 
-use super::pool::{Carrier, Registered};
+use super::bridge::PIECE;
+use super::pool::{Carrier, Registered, STREAMS_MAX};
 use crate::core::{Core, Registration};
-use crate::entry::Entry;
+use crate::entry::{Entry, Peer};
 use crate::hbone::handshake::{Failed, authenticate, in_time};
+use crate::hbone::held::is_carrier_over_share;
+use crate::hbone::meter::{ConnectionStats, PeerRole};
+use crate::hbone::metered::Metered;
 use crate::hbone::transport::Transport;
+use crate::hbone::turns::Turns;
 use isthmus_model::identity::Identity;
 use isthmus_model::reason::Reason;
 use isthmus_model::record::ConnectionProtocol;
@@ -31,16 +36,23 @@ use isthmus_tls::trust::Shower;
 /// The time from an answer to the next PING, and the time for an answer: a carrier without one is lost.
 const PING_EVERY: Duration = Duration::from_secs(5);
 const PING_WITHIN: Duration = Duration::from_secs(10);
-/// The windows of a stream and of a carrier, in bytes. What the peer sends to callers that do not read is held within them.
-const STREAM_WINDOW: u32 = 1 << 20;
-const CONNECTION_WINDOW: u32 = 64 << 20;
-/// The number of bytes of one stream that may wait to be sent.
-const SEND_BUFFER_MAX: usize = 64 * 1024;
+/// The window of a stream, in bytes: the most that a caller who does not read holds.
+pub(super) const STREAM_WINDOW: u32 = 1 << 20;
+/// The window of a carrier, in bytes: that of all its streams, so that callers who do not read stop no others.
+const CONNECTION_WINDOW: u32 = STREAMS_MAX as u32 * STREAM_WINDOW;
 /// The number of streams that the callers of this mesh may have reset while frames of each are in transit.
 const RESET_STREAMS_MAX: usize = 2_000;
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
 
-type Agreed = (SendRequest<Bytes>, Connection<TlsStream<Transport>, Bytes>, Arc<str>);
+/// A carrier whose peer is authenticated.
+struct Agreed {
+    opener: SendRequest<Bytes>,
+    connection: Connection<Metered, Bytes>,
+    stats: Rc<ConnectionStats>,
+    peer: Rc<Peer>,
+    /// Our name for the peer.
+    name: Arc<str>,
+}
 
 /// Serves a connection whose hello is that of a carrier.
 pub(crate) async fn serve(registration: Registration, client: TcpStream, hello: Box<[u8]>) {
@@ -73,14 +85,18 @@ async fn accept(core: &Rc<Core>, entry: &Rc<Entry>, transport: Transport) -> Res
             .initial_window_size(STREAM_WINDOW)
             .initial_connection_window_size(CONNECTION_WINDOW)
             .max_header_list_size(HEADER_BYTES_MAX)
-            .max_send_buffer_size(SEND_BUFFER_MAX)
+            .max_send_buffer_size(PIECE)
+            // As on an HBONE connection: the frames are read at once.
+            .data_frame_budget(CONNECTION_WINDOW as usize)
             .max_concurrent_reset_streams(RESET_STREAMS_MAX)
             .enable_push(false);
-        let agreed = builder.handshake(TlsStream::Server(stream)).await;
+        let stats = ConnectionStats::new(core.clock.now(), PeerRole::Server);
+        let (io, stats) = Metered::new(TlsStream::Server(stream), stats);
+        let agreed = builder.handshake(io).await;
         let (opener, connection) = agreed.map_err(|error| {
             Failed::new(Reason::ClientGone, format!("the HTTP/2 handshake failed: {error}"))
         })?;
-        Ok::<Agreed, Failed>((opener, connection, name))
+        Ok::<Agreed, Failed>(Agreed { opener, connection, stats, peer, name })
     };
     in_time(core, entry, agree).await
 }
@@ -94,11 +110,22 @@ fn allowed(snapshot: &Snapshot, identity: &Identity) -> Option<Arc<str>> {
 
 /// Keeps a carrier until it ends; returns the reason.
 async fn drive(core: &Rc<Core>, entry: &Rc<Entry>, agreed: Agreed) -> Reason {
-    let (opener, mut connection, name) = agreed;
+    let Agreed { opener, mut connection, stats, peer, name } = agreed;
     let Some(pings) = connection.ping_pong() else { return Reason::Internal };
     let place: RefCell<Option<Registered>> = RefCell::default();
-    let carrier = Carrier::new(name, entry.peer(), Carry::ToPeer, Some(opener));
-    let mut watching = pin!(watch(core, entry, pings, carrier, &place));
+    let gateway = (entry.peer(), peer.proof.identity.shared());
+    let carrier = Carrier::new(name, gateway, Carry::ToPeer, Some(opener));
+    let mut watching = pin!(watch(core, entry, (pings, &stats), carrier, &place));
+    let limits = core.mesh.snapshot().policy.hbone;
+    let turns = Turns::new(core, entry, stats.clone(), &peer.held, &limits);
+    let mut driving = poll_fn(|context| {
+        turns.begin(is_carrier_over_share(core, &peer.held, &limits), context);
+        let polled = Pin::new(&mut connection).poll(context);
+        match turns.end(polled.is_pending()) {
+            Some(what) => Poll::Ready(Err(what)),
+            None => polled.map(Ok),
+        }
+    });
     let (mut is_retired, mut leaving) = (false, None);
     loop {
         tokio::select! {
@@ -110,9 +137,18 @@ async fn drive(core: &Rc<Core>, entry: &Rc<Entry>, agreed: Agreed) -> Reason {
                 let Some(registered) = place.take() else { return Reason::Draining };
                 leaving = registered.leave();
             }
-            ended = &mut connection => {
+            ended = &mut driving => {
                 tracing::debug!(source = %entry.source(), ?ended, "a carrier ends");
-                return if ended.is_ok() { Reason::Ok } else { Reason::ClientReset };
+                return match ended {
+                    Ok(Ok(())) => Reason::Ok,
+                    Ok(Err(_)) => Reason::ClientReset,
+                    Err(what) => {
+                        let text = format!("too many {what} from the peer's gateway in one second");
+                        tracing::info!(source = %entry.source(), "a carrier was closed: {text}");
+                        entry.explain(text);
+                        Reason::BadRequest
+                    }
+                };
             }
             reason = &mut watching, if !is_retired => return reason,
             // A peer of another version may refuse the request, and finds the end of the carrier.
@@ -125,7 +161,7 @@ async fn drive(core: &Rc<Core>, entry: &Rc<Entry>, agreed: Agreed) -> Reason {
 async fn watch(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
-    mut pings: PingPong,
+    (mut pings, stats): (PingPong, &ConnectionStats),
     carrier: Carrier,
     place: &RefCell<Option<Registered>>,
 ) -> Reason {
@@ -133,11 +169,18 @@ async fn watch(
     let mut carrier = Some(carrier);
     loop {
         let asked = Instant::now();
-        match timeout(PING_WITHIN, pings.ping(Ping::opaque())).await {
-            Err(_) => return Reason::ClientVanished,
+        let mut answer = pin!(pings.ping(Ping::opaque()));
+        let answer = loop {
+            match timeout(PING_WITHIN, &mut answer).await {
+                // The answer may be behind other bytes, or behind those that this gateway does not read for lack of memory.
+                Err(_) if stats.is_paused() || stats.heard().elapsed() < PING_WITHIN => {}
+                Err(_) => return Reason::ClientVanished,
+                Ok(answer) => break answer,
+            }
+        };
+        if answer.is_err() {
             // The connection has ended, which its own future reports.
-            Ok(Err(_)) => return pending().await,
-            Ok(Ok(_)) => {}
+            return pending().await;
         }
         if let Some(carrier) = carrier.take() {
             let Some(registered) = core.shared.carriers.register(carrier) else {

@@ -57,7 +57,7 @@ pub(crate) async fn serve(core: Rc<Core>, carrying: Carrying, _place: HbonePlace
         Err(Failed::new(Reason::EndpointTimeout, "the handshakes of TLS and HTTP/2 took too long"))
     });
     let opened = opened.and_then(|agreed| {
-        let carrier = Carrier::new(peer, address, Carry::FromPeer, None);
+        let carrier = Carrier::new(peer, (address, gateway.shared()), Carry::FromPeer, None);
         let registered = core.shared.carriers.register(carrier).ok_or_else(|| {
             Failed::new(Reason::LimitSource, "this gateway has as many carriers to the peer as it may have")
         });

@@ -18,7 +18,7 @@ use isthmus_settings::peer::Carry;
 /// The largest number of carriers that the gateways of one peer may open to this process.
 const OF_PEER_MAX: usize = 64;
 /// The largest number of calls on one carrier at the same time.
-const STREAMS_MAX: usize = 1_000;
+pub(super) const STREAMS_MAX: usize = 1_000;
 /// The number of calls for which a call that was not taken counts in the choice of a carrier.
 const FAILED: usize = 16;
 
@@ -47,6 +47,8 @@ pub struct Carrier {
     pub peer: Arc<str>,
     /// The address of the peer's gateway.
     pub address: SocketAddr,
+    /// The identity of the peer's gateway.
+    identity: Arc<str>,
     /// The direction of the calls.
     pub direction: Carry,
     /// The time at which the carrier was opened.
@@ -93,13 +95,14 @@ impl Carrier {
     /// Makes a carrier that is opened now.
     pub(crate) fn new(
         peer: Arc<str>,
-        address: SocketAddr,
+        (address, identity): (SocketAddr, Arc<str>),
         direction: Carry,
         opener: Option<SendRequest<Bytes>>,
     ) -> Self {
         Self {
             peer,
             address,
+            identity,
             direction,
             since: SystemTime::now(),
             streams: AtomicUsize::new(0),
@@ -253,6 +256,11 @@ impl InUse {
         }
     }
 
+    /// Returns the identity of the peer's gateway.
+    pub(crate) fn identity(&self) -> &Arc<str> {
+        &self.0.identity
+    }
+
     /// Returns the address of the peer's gateway.
     pub(crate) fn address(&self) -> SocketAddr {
         self.0.address
@@ -280,7 +288,8 @@ mod tests {
     use super::*;
 
     fn carrier(port: u16) -> Carrier {
-        Carrier::new("west".into(), ([192, 0, 2, 1], port).into(), Carry::FromPeer, None)
+        let gateway = (([192, 0, 2, 1], port).into(), "spiffe://west/gw".into());
+        Carrier::new("west".into(), gateway, Carry::FromPeer, None)
     }
 
     #[test]

@@ -24,10 +24,10 @@ use tokio::time::{Instant, Sleep, sleep_until};
 
 use super::connection::HboneConnection;
 use super::handshake::Agreed;
-use super::held::{Holding, is_over_share};
+use super::held::is_over_share;
 use super::metered::Metered;
 use super::stream;
-use super::transport::RECORDS;
+use super::turns::Turns;
 use crate::core::Core;
 use crate::entry::Entry;
 use crate::refuse;
@@ -55,7 +55,7 @@ pub(crate) fn drive<'a>(
     agreed: Agreed,
 ) -> impl Future<Output = Reason> + use<'a> {
     let Agreed { mut connection, stats, peer, socket, carrier } = agreed;
-    let holding = Holding::new(core.clone(), peer.clone(), limits.held_per_connection, entry.clone());
+    let turns = Turns::new(core, entry, stats.clone(), &peer.held, &limits);
     let ConnectionRecord { source, proxied, local, .. } = entry.record.borrow().clone();
     let shared = Rc::new(HboneConnection {
         source,
@@ -76,7 +76,7 @@ pub(crate) fn drive<'a>(
         pings: connection.ping_pong(),
         connection,
         shared,
-        holding,
+        turns,
         timer,
         asked: None,
         quiet_since: Instant::now(),
@@ -107,8 +107,7 @@ struct Driver<'a> {
     connection: Connection<Metered, Bytes>,
     pings: Option<PingPong>,
     shared: Rc<HboneConnection>,
-    /// Counts the bytes that wait to be read by the client.
-    holding: Holding,
+    turns: Turns,
     /// Fires at the next time to check whether the client is silent.
     timer: Pin<Box<Sleep>>,
     /// The time at which the client was sent a PING that it has not answered yet.
@@ -126,23 +125,21 @@ impl Driver<'_> {
         if self.look_after(context) {
             return Poll::Ready(None);
         }
-        let paused = !self.is_ending() && is_over_share(self.core, &self.shared.peer, &self.shared.limits);
-        if paused {
-            self.core.hbone.pause_reads(context.waker());
-        }
-        // A connection that has paused reading still writes its queued bytes; otherwise they would occupy memory until it reads
-        // again.
-        self.shared.stats.pause(paused);
-        self.shared.stats.begin(self.core.clock.now());
+        let paused =
+            !self.is_ending() && is_over_share(self.core, &self.shared.peer.held, &self.shared.limits);
+        self.turns.begin(paused, context);
         let polled = self.accept(context);
-        self.shared.stats.driven();
         for refused in self.shared.stats.take_refused() {
             stream::refused_by_library(self.core, &self.shared, refused);
         }
-        self.hold();
-        self.judge(context);
-        if polled.is_pending() {
-            self.shared.stats.end_turn();
+        if let Some(what) = self.turns.end(polled.is_pending())
+            && !self.is_ending()
+        {
+            self.end(Reason::BadRequest, h2::Reason::ENHANCE_YOUR_CALM);
+            let (source, identity) = (self.entry.source(), &self.shared.peer.proof.identity);
+            tracing::info!(%source, %identity, "HBONE connection closed: too many {what} from the caller in one second");
+            self.entry.explain(format!("too many {what} from the caller in one second"));
+            context.waker().wake_by_ref();
         }
         polled
     }
@@ -189,17 +186,6 @@ impl Driver<'_> {
         }
     }
 
-    /// Counts the bytes that wait for the client. While their number decreases, the connection is not stalled.
-    fn hold(&self) {
-        let stats = &self.shared.stats;
-        // While the socket is full, TLS also holds records that it has encrypted.
-        let queued = stats.queued() + if stats.is_blocked() { RECORDS } else { 0 };
-        if queued < self.entry.held.get() || queued == 0 {
-            self.entry.moved.set(self.core.clock.now());
-        }
-        self.holding.set(queued);
-    }
-
     /// Applies an order to end, either at once or with the last stream.
     fn obey(&mut self, context: &Context<'_>) {
         if self.is_ending() {
@@ -226,20 +212,6 @@ impl Driver<'_> {
         self.shared.ending.set(Some(reason));
         self.connection.abrupt_shutdown(error);
         self.timer.as_mut().reset(Instant::now() + LINGER);
-    }
-
-    /// Ends a connection whose client sends too many costly frames.
-    fn judge(&mut self, context: &Context<'_>) {
-        if self.is_ending() {
-            return;
-        }
-        if let Some(what) = self.shared.stats.excess() {
-            let (source, identity) = (self.entry.source(), &self.shared.peer.proof.identity);
-            tracing::info!(%source, %identity, "HBONE connection closed: too many {what} from the caller in one second");
-            self.entry.explain(format!("too many {what} from the caller in one second"));
-            self.end(Reason::BadRequest, h2::Reason::ENHANCE_YOUR_CALM);
-            context.waker().wake_by_ref();
-        }
     }
 
     /// Sends a PING to a silent client. Returns true when the connection must be closed without waiting for the client.

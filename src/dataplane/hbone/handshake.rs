@@ -15,9 +15,9 @@ use tokio::net::TcpStream;
 use tokio_rustls::{TlsAcceptor, TlsStream, server as server_tls};
 
 use super::held::{bounds, holds_much};
-use super::meter::ConnectionStats;
+use super::meter::{ConnectionStats, PeerRole};
 use super::metered::Metered;
-use super::transport::{FRAME, RECORDS, Transport};
+use super::transport::{FRAME, Transport};
 use crate::admission::{admit_caller, newest};
 use crate::carriers::pool::Registered;
 use crate::core::Core;
@@ -221,7 +221,7 @@ fn untrusted(describe: String) -> Failed {
 /// Returns the windows of a stream and of the connection, in bytes. The window of a stream fits the round trip to the client.
 /// While much memory is used, both windows are small.
 fn windows(core: &Core, limits: &HboneLimits, peer: &Peer, round_trip: Duration) -> (u32, u32) {
-    if !holds_much(core, limits, peer) {
+    if !holds_much(core, limits, &peer.held) {
         let near = near_window(bounds(core, limits).of_identity);
         return (window_over(limits, near, round_trip), all_windows(limits));
     }
@@ -252,10 +252,9 @@ fn window_over(limits: &HboneLimits, near: u32, round_trip: Duration) -> u32 {
 pub(crate) async fn agree(
     core: &Rc<Core>,
     limits: &HboneLimits,
-    mut tls: TlsStream<Transport>,
+    tls: TlsStream<Transport>,
     peer: Rc<Peer>,
 ) -> Result<Agreed, Failed> {
-    let stats = ConnectionStats::new(core.clock.now());
     let socket = tls.get_ref().0.socket().clone();
     let (stream_window, connection_window) = windows(core, limits, &peer, tls.get_ref().0.round_trip());
     let mut builder = server::Builder::new();
@@ -275,13 +274,7 @@ pub(crate) async fn agree(
         // The HTTP/2 library ends a connection whose unread small DATA frames use up this budget. Here each frame is read at
         // once, which restores the budget. So a stream with small frames does not end the connection.
         .data_frame_budget(usize::try_from(all_windows(limits)).unwrap_or(usize::MAX));
-    // TLS may buffer only as many bytes as one call writes.
-    match &mut tls {
-        TlsStream::Server(tls) => tls.get_mut().1.set_buffer_limit(Some(RECORDS)),
-        TlsStream::Client(tls) => tls.get_mut().1.set_buffer_limit(Some(RECORDS)),
-    }
-    tls.get_mut().0.meter(stats.clone());
-    let io = Metered::new(tls, stats.clone());
+    let (io, stats) = Metered::new(tls, ConnectionStats::new(core.clock.now(), PeerRole::Client));
     let mut agreeing = pin!(builder.handshake(io));
     let agreed = poll_fn(|context| {
         stats.begin(core.clock.now());

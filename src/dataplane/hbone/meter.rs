@@ -9,10 +9,19 @@ use std::task::{Context, Poll, Waker};
 use tokio::time::Instant;
 
 use super::requests::{LibraryRefusal, Requests};
-use isthmus_wire::frames::{EMPTY_MAX, FrameLimits};
+use isthmus_wire::frames::{EMPTY_MAX, FrameLimits, FrameMeter};
 use isthmus_wire::records::Records;
 
-/// The counts of one client's records and frames.
+/// The part of the other side in HTTP/2.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) enum PeerRole {
+    /// It sends the requests.
+    Client,
+    /// It answers the requests, on a carrier that it has opened.
+    Server,
+}
+
+/// The counts of one client's records and frames; on a carrier, those of the peer's gateway.
 pub(crate) struct ConnectionStats {
     frames: RefCell<FrameLimits>,
     heard: Cell<Instant>,
@@ -74,9 +83,13 @@ const FRAME_COST: usize = 256;
 
 impl ConnectionStats {
     /// Starts all counts at 0; `second` is the worker's tick.
-    pub(crate) fn new(second: u32) -> Rc<Self> {
+    pub(crate) fn new(second: u32, peer: PeerRole) -> Rc<Self> {
+        let (frames, requests) = match peer {
+            PeerRole::Client => (FrameLimits::default(), Requests::default()),
+            PeerRole::Server => (FrameLimits::new(FrameMeter::of_server()), Requests::of_client()),
+        };
         Rc::new(Self {
-            frames: RefCell::default(),
+            frames: RefCell::new(frames),
             heard: Cell::new(Instant::now()),
             second: Cell::new(second),
             resets: Cell::new(0),
@@ -90,7 +103,7 @@ impl ConnectionStats {
             blocked: Cell::new(false),
             waiting: RefCell::default(),
             rounds: Cell::new(0),
-            requests: RefCell::default(),
+            requests: RefCell::new(requests),
         })
     }
 
@@ -134,10 +147,9 @@ impl ConnectionStats {
         self.queued.get()
     }
 
-    /// Counts bytes that a stream has passed to HTTP/2, to which the client may reply.
+    /// Counts bytes that a stream has passed to HTTP/2.
     pub(crate) fn queue(&self, bytes: usize) {
         self.queued.set(self.queued.get() + bytes);
-        self.frames.borrow_mut().data_sent(1, bytes);
     }
 
     /// Returns true if the client's socket was full when it was last written to.
@@ -176,7 +188,7 @@ impl ConnectionStats {
     }
 
     /// Returns true if reading is paused until the driver resumes it.
-    pub(super) fn is_paused(&self) -> bool {
+    pub(crate) fn is_paused(&self) -> bool {
         self.paused.get()
     }
 
@@ -209,9 +221,10 @@ impl ConnectionStats {
         self.resets.set(self.resets.get().saturating_add(1));
     }
 
-    /// Records bytes that HTTP/2 has written.
+    /// Records bytes that HTTP/2 has written. To the data in them the client may reply.
     pub(super) fn wrote(&self, bytes: &[u8]) {
-        self.requests.borrow_mut().written(bytes);
+        let (frames, data) = self.requests.borrow_mut().written(bytes);
+        self.frames.borrow_mut().data_sent(frames, data);
     }
 
     /// Records that HTTP/2 has handed over a request.
@@ -268,7 +281,7 @@ mod tests {
     /// stream must register only once.
     #[test]
     fn a_stream_that_asks_again_for_room_waits_once() {
-        let stats = ConnectionStats::new(0);
+        let stats = ConnectionStats::new(0, PeerRole::Client);
         let context = Context::from_waker(Waker::noop());
         let (mut one, mut other) = (Place::default(), Place::default());
         assert!(stats.poll_room(&mut one, &context).is_ready());
@@ -288,7 +301,7 @@ mod tests {
 
     /// Returns the kind of frame of which `count` were too many in one second, after `send` was called that many times.
     fn excess_after(count: u32, send: impl Fn(&ConnectionStats)) -> Option<&'static str> {
-        let stats = ConnectionStats::new(7);
+        let stats = ConnectionStats::new(7, PeerRole::Client);
         // The client's preface.
         stats.frames_received(&[0; 24]);
         (0..count).for_each(|_| send(&stats));
@@ -299,9 +312,32 @@ mod tests {
         excess
     }
 
+    /// On a carrier that a peer's gateway has opened, this gateway sends the preface and the requests.
+    #[test]
+    fn a_peers_gateway_that_answers_requests_has_the_limits_of_a_client() {
+        let stats = ConnectionStats::new(7, PeerRole::Server);
+        let frame = |kind: u8, length: u8| {
+            [&[0, 0, length, kind, 0, 0, 0, 0, 1][..], &vec![0; usize::from(length)]].concat()
+        };
+        let (data, settings, window_update) = (frame(0, 200), frame(4, 0), frame(8, 4));
+        stats.wrote(b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n");
+        stats.wrote(&data);
+        stats.frames_received(&settings);
+        // Four updates are replies to the data.
+        (0..EMPTY_MAX + 4).for_each(|_| stats.frames_received(&window_update));
+        assert_eq!(stats.excess(), None);
+        stats.frames_received(&window_update);
+        assert_eq!(stats.excess(), Some("frames without effect"));
+        // An answer is none of its requests, so nothing is kept of it.
+        stats.begin(8);
+        (0..200).for_each(|_| stats.frames_received(&frame(1, 1)));
+        stats.wrote(&frame(3, 4));
+        assert!(stats.take_refused().is_empty() && stats.excess().is_none());
+    }
+
     #[test]
     fn a_caller_that_was_refused_on_other_connections_has_little_left_on_this_one() {
-        let stats = ConnectionStats::new(7);
+        let stats = ConnectionStats::new(7, PeerRole::Client);
         (0..REFUSED_PER_RESET).for_each(|_| stats.refused(u32::MAX));
         assert_eq!(stats.excess(), None);
         stats.refused(REFUSED_PER_RESET * RESETS_MAX);

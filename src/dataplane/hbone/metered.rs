@@ -10,7 +10,7 @@ use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use tokio_rustls::TlsStream;
 
 use super::meter::ConnectionStats;
-use super::transport::Transport;
+use super::transport::{RECORDS, Transport};
 
 /// A TLS connection whose frames and writes are counted.
 pub(crate) struct Metered {
@@ -34,9 +34,18 @@ struct Opening {
 }
 
 impl Metered {
-    /// Wraps a TLS connection after its handshake.
-    pub(super) fn new(tls: TlsStream<Transport>, stats: Rc<ConnectionStats>) -> Self {
-        Self { tls, stats, opening: Some(Opening::default()) }
+    /// Wraps a TLS connection after its handshake. Returns its counts too.
+    pub(crate) fn new(
+        mut tls: TlsStream<Transport>,
+        stats: Rc<ConnectionStats>,
+    ) -> (Self, Rc<ConnectionStats>) {
+        // TLS may buffer only as many bytes as one call writes.
+        match &mut tls {
+            TlsStream::Server(tls) => tls.get_mut().1.set_buffer_limit(Some(RECORDS)),
+            TlsStream::Client(tls) => tls.get_mut().1.set_buffer_limit(Some(RECORDS)),
+        }
+        tls.get_mut().0.meter(stats.clone());
+        (Self { tls, stats: stats.clone(), opening: Some(Opening::default()) }, stats)
     }
 
     /// Sends the first frames if they are not sent yet, and flushes.

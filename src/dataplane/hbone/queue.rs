@@ -16,22 +16,22 @@ const PIECES: usize = 32;
 
 /// The pieces of a stream that wait for the endpoint.
 #[derive(Default)]
-pub(super) struct Queue {
+pub(crate) struct Queue {
     pieces: VecDeque<Bytes>,
     /// The small pieces, copied together; they follow the others in the stream.
     tail: Vec<u8>,
     /// The number of bytes of all pieces.
-    pub(super) bytes: usize,
+    pub(crate) bytes: usize,
 }
 
 impl Queue {
     /// Returns true if no bytes wait.
-    pub(super) fn is_empty(&self) -> bool {
+    pub(crate) fn is_empty(&self) -> bool {
         self.bytes == 0
     }
 
     /// Adds a piece.
-    pub(super) fn push(&mut self, piece: Bytes) {
+    pub(crate) fn push(&mut self, piece: Bytes) {
         if piece.is_empty() {
             return;
         }
@@ -53,14 +53,14 @@ impl Queue {
 
     /// Copies the first piece if it is small; called before a wait. Otherwise the piece would keep the whole buffer that it was
     /// read into.
-    pub(super) fn unpin(&mut self) {
+    pub(crate) fn unpin(&mut self) {
         if let Some(first) = self.pieces.front_mut().filter(|first| first.len() < SMALL) {
             *first = Bytes::copy_from_slice(first);
         }
     }
 
     /// Writes as many bytes as the socket takes at once, and returns their number.
-    pub(super) fn write(&mut self, socket: &TcpStream) -> io::Result<usize> {
+    pub(crate) fn write(&mut self, socket: &TcpStream) -> io::Result<usize> {
         self.close_tail();
         let mut slices = [IoSlice::new(&[]); PIECES];
         let mut count = 0;
@@ -72,7 +72,7 @@ impl Queue {
     }
 
     /// Drops the first `count` bytes, which have been written.
-    pub(super) fn advance(&mut self, mut count: usize) {
+    pub(crate) fn advance(&mut self, mut count: usize) {
         debug_assert!(count <= self.bytes, "{count} bytes were written of {}", self.bytes);
         self.bytes -= count;
         while let Some(first) = self.pieces.front_mut().filter(|_| count > 0) {

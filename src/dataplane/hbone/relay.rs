@@ -102,7 +102,7 @@ impl Early {
     /// Starts with no bytes.
     pub(super) fn new(core: &Rc<Core>, entry: &Rc<Entry>, connection: &HboneConnection) -> Self {
         let limit = connection.limits.held_per_connection;
-        let holding = Holding::new(core.clone(), connection.peer.clone(), limit, entry.clone());
+        let holding = Holding::new(core.clone(), connection.peer.held.clone(), limit, entry.clone());
         Self { queue: Queue::default(), holding }
     }
 
@@ -520,7 +520,7 @@ impl StreamRelay<'_> {
             (false, _) => Waits::ForSocket,
         };
         let limits = &self.connection.limits;
-        let too_much = self.connection.peer.held.bytes() > limits.held_per_connection
+        let too_much = self.connection.peer.held.connection.bytes() > limits.held_per_connection
             || self.connection.streams.get() > limits.streams;
         if !too_much && !self.delivery.as_mut().is_some_and(|delivery| delivery.is_over(waits, context)) {
             return Poll::Pending;

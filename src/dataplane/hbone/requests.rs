@@ -4,7 +4,7 @@
 
 use std::collections::VecDeque;
 
-use isthmus_wire::frames::{Frame, FrameReader, HEADERS, RST_STREAM};
+use isthmus_wire::frames::{DATA, Frame, FrameReader, HEADERS, RST_STREAM};
 
 /// The largest number of requests that are remembered until they are handed over or refused. The library holds fewer, so more
 /// are refused streams whose frames wait for a client that does not read.
@@ -17,6 +17,8 @@ pub(super) struct Requests {
     last: u32,
     waiting: VecDeque<u32>,
     sent: FrameReader,
+    /// True if this gateway sends the requests.
+    is_of_client: bool,
     refused: Vec<LibraryRefusal>,
 }
 
@@ -30,9 +32,14 @@ pub(super) enum LibraryRefusal {
 }
 
 impl Requests {
+    /// Creates the state of a connection on which this gateway sends the requests, so that there are none to find.
+    pub(super) fn of_client() -> Self {
+        Self { sent: FrameReader::of_client(), is_of_client: true, ..Self::default() }
+    }
+
     /// Records a HEADERS frame of the client, which opens a stream unless it has the trailers of an open one.
     pub(super) fn received(&mut self, stream: u32) {
-        if stream > self.last {
+        if stream > self.last && !self.is_of_client {
             self.last = stream;
             if self.waiting.len() < WAITING_MAX {
                 self.waiting.push_back(stream);
@@ -45,15 +52,22 @@ impl Requests {
         self.forget(stream);
     }
 
-    /// Finds the refusals in bytes that the library has written.
-    pub(super) fn written(&mut self, bytes: &[u8]) {
+    /// Finds the refusals in bytes that the library has written. Returns the number of DATA frames that begin there, and of the bytes in
+    /// them.
+    pub(super) fn written(&mut self, bytes: &[u8]) -> (usize, usize) {
+        let (mut frames, mut data) = (0, 0);
         let mut sent = std::mem::take(&mut self.sent);
-        sent.feed(bytes, |Frame { kind, stream, error, .. }| {
+        sent.feed(bytes, |Frame { kind, stream, error, length, .. }| {
+            if kind == DATA {
+                frames += 1;
+                data += length;
+            }
             if matches!(kind, HEADERS | RST_STREAM) && self.forget(stream) {
                 self.refused.push(error.map_or(LibraryRefusal::Answered, LibraryRefusal::Reset));
             }
         });
         self.sent = sent;
+        (frames, data)
     }
 
     /// Removes and returns the refusals that were found.
@@ -93,7 +107,9 @@ mod tests {
             [1, 3, 5, 7, 1].into_iter().for_each(|stream| requests.received(stream));
             requests.handed_over(1);
             requests.handed_over(7);
-            written.chunks(step).for_each(|bytes| requests.written(bytes));
+            let data = written.chunks(step).map(|bytes| requests.written(bytes));
+            let data = data.fold((0, 0), |(frames, all), (more, bytes)| (frames + more, all + bytes));
+            assert_eq!(data, (1, 200));
             assert_eq!(
                 requests.take_refused(),
                 [LibraryRefusal::Reset(1), LibraryRefusal::Answered],

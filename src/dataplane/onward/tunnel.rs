@@ -98,7 +98,8 @@ async fn connect(
     // The connection ends with its only stream.
     core.scope.spawn(async move { drop(connection.await) });
     let opener = opener.ready().await.map_err(|error| failed("HTTP/2", error.to_string()))?;
-    let in_use = InUse::begin(&Arc::new(Carrier::new(to.peer.clone(), address, Carry::ToPeer, Some(opener))));
+    let gateway = (address, proof.identity.shared());
+    let in_use = InUse::begin(&Arc::new(Carrier::new(to.peer.clone(), gateway, Carry::ToPeer, Some(opener))));
     let request = request(core, entry, to).ok_or_else(|| Refused::for_good(Reason::Internal))?;
     let (response, send) =
         in_use.open(request).ok_or_else(|| failed("HTTP/2", "the connection was lost".to_owned()))?;
