@@ -282,13 +282,26 @@ impl Reader<'_> {
         dial
     }
 
-    /// Warns of carriers that cannot be opened.
+    /// Warns of carriers that cannot be opened. Reports an error for names on carriers that shall be joined.
     fn check_carriers(&mut self, fields: &Fields<'_>, dial: &[GatewayAddress], path: &Path<'_>) {
         let Some((carry, node)) = fields.found(&keys::Peer::CARRY) else { return };
         if carry.contains(&Carry::FromPeer) && dial.is_empty() {
             let fault =
                 "found fromPeer, but no dial, so this gateway has no address at which it could open carriers";
             self.problems.warn(node.position, &path.key(keys::Peer::CARRY.name()), fault);
+        }
+        if !carry.contains(&Carry::ToPeer) {
+            return;
+        }
+        let import = path.key(keys::Peer::IMPORT.name());
+        for (at, rule, _) in fields.maps(&keys::Peer::IMPORT) {
+            if let Some(node) =
+                rule.at(&keys::PeerImport::MERGE).filter(|_| rule.get(&keys::PeerImport::MERGE))
+            {
+                let fault = "found true, but carry has toPeer, and a name on carriers has one owner; remove merge, or toPeer";
+                let path = import.index(at);
+                self.problems.error(node.position, &path.key(keys::PeerImport::MERGE.name()), fault);
+            }
         }
     }
 
@@ -442,6 +455,7 @@ fn policy_of(
         services: fields.get(&keys::PeerImport::SERVICES).unwrap_or_default(),
         rename: fields.get(&keys::PeerImport::AS),
         limit: fields.get(&keys::PeerImport::LIMIT),
+        merge: fields.get(&keys::PeerImport::MERGE),
     });
     let limits = fields.map(&keys::Peer::LIMITS);
     Peer {

@@ -108,6 +108,9 @@ pub struct PeerImport {
     /// The largest number of services that the rule imports; further services, in order of name, are not imported. `None`: the
     /// rule itself sets no limit.
     pub limit: Option<usize>,
+    /// True if the services are joined with equal names of this mesh, and of other peers whose rules say the same; otherwise a
+    /// name has one owner.
+    pub merge: bool,
 }
 
 /// The ALPN protocol of a link's hello, by which a listener recognises links.
@@ -277,6 +280,12 @@ impl Peer {
     /// Returns the rule that imports a service of the peer, by the name under which the peer exports it.
     pub fn import_of(&self, exported_name: &str) -> Option<&PeerImport> {
         self.imports.iter().find(|rule| rule.services.iter().any(|pattern| pattern.matches(exported_name)))
+    }
+
+    /// Returns true if the rules consent that a service of the peer is joined with others of its name here, by the name under which
+    /// the peer exports it.
+    pub fn joins(&self, exported_name: &str) -> bool {
+        self.import_of(exported_name).is_some_and(|rule| rule.merge)
     }
 
     /// Returns the peer's own name of a namespace that [`namespace_here`](Self::namespace_here) returned.

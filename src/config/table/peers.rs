@@ -81,6 +81,10 @@ keys! {
         AS "as": Template => "the exported name";
         /// Largest number of services that the rule takes. Further ones are left out, in order of name.
         LIMIT "limit": form::Integer<usize, 1, 1_000_000> => "none";
+        /// `true`: the service is joined with your own service of the same name, and with those of other peers whose rules say the
+        /// same. Your endpoints come first, and Envoys verify each endpoint by the roots and identities of its own organisation.
+        /// `false`: a name has one owner, and the service is left out if the name is taken. Not for peers with `carry: [toPeer]`.
+        MERGE "merge": form::Boolean = false;
     }
 
     /// Limits of what a peer may use.

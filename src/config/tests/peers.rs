@@ -1,6 +1,6 @@
 //! Tests of `peers`.
 
-use super::bad::refused_with;
+use super::bad::{refused, refused_with};
 use super::*;
 use isthmus_aggregator::spec::RegistryKind;
 use isthmus_settings::peer::PeerLimits;
@@ -45,6 +45,24 @@ fn a_peer_has_rules_limits_and_a_registry_of_its_own() {
     assert_eq!(registries, ["peer/west", "peer/north"]);
     let RegistryKind::Peer(spec) = &config.registries[0].kind else { panic!("a peer") };
     assert_eq!((spec.stale_after.as_secs(), spec.expire_after.as_secs()), (60, 900));
+}
+
+#[test]
+fn a_rule_joins_names_only_if_it_says_so_and_never_on_carriers() {
+    let peer = |more: &str| {
+        format!(
+            "{GATEWAY}peers: [{{name: west, accept: true, import: [{{services: [a.west]}}, {{services: ['*'], merge: true}}]{more}}}]\n"
+        )
+    };
+    let config = loaded(&peer(", carry: [fromPeer]"));
+    let [west] = config.policy.peers.as_slice() else { panic!("one") };
+    assert_eq!((west.joins("a.west"), west.joins("b.west")), (false, true));
+    refused(
+        &peer(", carry: [toPeer]"),
+        &[
+            ":4:…peers[0].import[1].merge: found true, but carry has toPeer, and a name on carriers has one owner",
+        ],
+    );
 }
 
 #[test]

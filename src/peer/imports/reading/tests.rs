@@ -22,6 +22,7 @@ pub(in crate::imports) fn peer(limit: Option<usize>) -> Peer {
             services: vec![NamePattern::parse("*.pay.west.global").expect("legal")],
             rename: Some(NameTemplate::parse("{service}.{namespace}.here").expect("legal")),
             limit,
+            merge: false,
         }],
         carry: Vec::new(),
         limits: PeerLimits::default(),
