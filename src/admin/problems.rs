@@ -91,7 +91,7 @@ pub fn problems(sources: &Sources) -> Vec<Problem> {
     let mut all = cheap_problems(sources, &snapshot);
     all.extend(of_endpoints(sources.dataplane.upstreams(), usize::MAX));
     all.extend(of_services.narrowed.iter().cloned());
-    all.extend(of_services.conflicts.iter().map(|Conflict { cluster, text }| {
+    all.extend(of_services.conflicts.iter().map(|Conflict { cluster, text, .. }| {
         let code = if is_place_of_peer(cluster.as_str()) { Code::PeerLeftOut } else { Code::ServiceConflict };
         Problem::new(code, "", text.as_str())
     }));

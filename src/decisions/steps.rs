@@ -47,7 +47,7 @@ fn observe(snapshot: &Snapshot, viewers: &[Viewer]) -> String {
         let service: &ServiceView = service;
         writeln!(out, "{} {} {:?}", service.key, service.name, service.addresses).expect("memory");
         writeln!(out, "  {:?} {:?}", service.subsets, service.conflicts).expect("memory");
-        for part in &service.parts {
+        for part in service.all_parts() {
             writeln!(
                 out,
                 "  {} {} {:?} {:?}",

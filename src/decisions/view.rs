@@ -22,6 +22,7 @@ use isthmus_registry::shard::Standing;
 use isthmus_settings::export::ExportRule;
 use isthmus_settings::export_tls::{AskedBy, ExportTls};
 use isthmus_settings::network::Access;
+use isthmus_settings::peer::peer_of;
 use isthmus_settings::steering::{ServiceSteering, SteeringMode};
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::Role;
@@ -463,6 +464,10 @@ impl<'a> Horizon<'a> {
         for endpoint in service.endpoints_of(port, subset, networks)? {
             self.place(&endpoint);
         }
+        // Services of peers have no subsets.
+        for (endpoint, _) in service.joined_endpoints_of(port, networks).filter(|_| subset.is_empty()) {
+            self.place_joined(&endpoint);
+        }
         for (network, cluster, weight, standing) in service.endpoints_left_out(port, subset, networks) {
             let reason = match standing {
                 Some(Standing::Expired) => ExclusionReason::Expired,
@@ -478,10 +483,26 @@ impl<'a> Horizon<'a> {
                 self.exclude(network, cluster, u64::from(*count), ExclusionReason::Withheld(*why));
             }
         }
-        for (network, behind) in std::mem::take(&mut self.far) {
+        // The owner of the name comes first, because an address belongs to one organisation.
+        let owner = self.service.import.as_ref().map(|import| &*import.peer);
+        let far = std::mem::take(&mut self.far).into_iter();
+        let (joined, owned): (Vec<_>, Vec<_>) =
+            far.partition(|(network, _)| peer_of(network).is_some_and(|peer| owner != Some(peer)));
+        for (network, behind) in owned.into_iter().chain(joined) {
             self.pass_through_gateways(&network, behind);
         }
         Some(())
+    }
+
+    /// Adds an endpoint of a service that is joined with the name, if the viewer can verify it. Only an Envoy that calls gateways by
+    /// SNI has a transport socket for each organisation; a gRPC client and a ztunnel verify all endpoints by the same roots.
+    fn place_joined(&mut self, endpoint: &PortEndpoint<'_>) {
+        let is_able = (self.viewer.client, self.viewer.tunnel) == (ClientKind::Envoy, Tunnel::Sni);
+        if is_able && endpoint.tls == TlsMode::Mesh {
+            return self.place(endpoint);
+        }
+        let weight = endpoint.endpoint.weight.value().into();
+        self.exclude(endpoint.network, &endpoint.origin.cluster, weight, ExclusionReason::NotVerifiable);
     }
 
     /// Returns the parts of [`PARTS`] with which an endpoint or gateway counts, if drains leave `left` of it.
@@ -624,7 +645,9 @@ impl<'a> Horizon<'a> {
     /// Returns true if gateways admit callers of the viewer's protocol to the endpoint.
     fn is_exported(&self, endpoint: &PortEndpoint<'_>) -> bool {
         let asked = self.asked();
-        self.is_import || self.rules().any(|rule| endpoint.is_offered_by(rule, asked))
+        self.is_import
+            || peer_of(endpoint.network).is_some()
+            || self.rules().any(|rule| endpoint.is_offered_by(rule, asked))
     }
 
     /// Returns the rules by which gateways admit callers of the viewer's protocol.
@@ -729,6 +752,9 @@ impl<'a> Horizon<'a> {
                     put_first(&mut entries, &self.viewer.network);
                     leave_share(&mut entries);
                 }
+                if self.service.import.is_none() {
+                    put_peers_last(&mut entries);
+                }
                 Vec::new()
             }
             SteeringMode::Nearest => self.steer(&mut entries),
@@ -797,6 +823,14 @@ fn put_first(entries: &mut [Entry], own: &Network) {
     if entries.iter().any(|entry| entry.is_on(own)) {
         entries.iter_mut().filter(|entry| !entry.is_on(own)).for_each(|entry| entry.priority = 1);
     }
+}
+
+/// Gives the entries of peers a priority after that of all others.
+fn put_peers_last(entries: &mut [Entry]) {
+    let is_peers = |entry: &Entry| peer_of(&entry.network).is_some();
+    let last = entries.iter().filter(|entry| !is_peers(entry)).map(|entry| entry.priority).max();
+    let after = last.map_or(0, |last| last + 1);
+    entries.iter_mut().filter(|entry| is_peers(entry)).for_each(|entry| entry.priority = after);
 }
 
 /// If drains have taken a part of the first priority's weight, passes that part on to the second priority: all entries are of the

@@ -16,6 +16,7 @@ use super::networks::{GatewayDrains, NetworkTable};
 use super::owners::{AddressIndex, OwnerMap};
 use super::routes::RouteTable;
 use super::service_view::{ServiceView, Site};
+use isthmus_model::import::Import;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{Locality, Network};
 use isthmus_registry::change::Dirty;
@@ -189,9 +190,13 @@ impl Snapshot {
         // Roots are given for services of this mesh only if an endpoint is of another trust domain; then those of all domains.
         let own = self.policy.mesh.trust_domain.as_str();
         let concerns = |domain: &str| domain != own && (domains.contains(own) || domains.contains(domain));
-        let is_verified = |view: &ServiceView| match &view.import {
-            Some(import) => peers.contains(&*import.peer),
-            None => view.identities().any(|identity| concerns(identity.trust_domain())),
+        let is_of_peer = |import: &Arc<Import>| peers.contains(&*import.peer);
+        let is_verified = |view: &ServiceView| {
+            let is_owner = match &view.import {
+                Some(import) => is_of_peer(import),
+                None => view.identities().any(|identity| concerns(identity.trust_domain())),
+            };
+            is_owner || view.joined_imports().any(is_of_peer)
         };
         let services = self.services.iter().filter(|_| !domains.is_empty());
         services.filter(|(_, view)| is_verified(view)).map(|(name, _)| name.clone()).collect()
@@ -208,7 +213,7 @@ impl Snapshot {
         for name in names {
             let Some(view) = self.services.get(name.as_str()) else { continue };
             let mut view = ServiceView::clone(view);
-            for part in &mut view.parts {
+            for part in view.parts.iter_mut().chain(&mut view.joined) {
                 let Some(of_more) =
                     more.of_service(&part.origin, &part.service, &self.networks, &self.resolved)
                 else {

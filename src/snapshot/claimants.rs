@@ -2,13 +2,61 @@
 
 use std::sync::Arc;
 
+use isthmus_model::import::Import;
 use isthmus_model::service::Service;
 use isthmus_registry::shard::Shard;
+use isthmus_settings::policy::Policy;
+
+/// The services that registries have under one host name.
+#[derive(Debug, Default)]
+pub(super) struct Claims<'s> {
+    /// The services in the namespace that owns the name, all of one organisation.
+    pub(super) owned: Vec<Claim<'s>>,
+    /// Services of peers that the policy joins with them, at most one of each peer.
+    pub(super) joined: Vec<Claim<'s>>,
+    /// The services that do not get the name.
+    pub(super) left_out: Vec<Claim<'s>>,
+}
+
+/// A service of a registry that claims a host name.
+pub(super) type Claim<'s> = (&'s Shard, &'s Arc<Service>);
+
+impl<'s> Claims<'s> {
+    /// Sorts the services of a host name by whether they get it. A peer's service is joined if its import rule says so, and if the
+    /// name is one of this mesh, or of a peer whose import rule says the same.
+    pub(super) fn new(hostname: &str, shards: &'s [Arc<Shard>], policy: &Policy) -> Self {
+        let joins = |import: &Import| {
+            let mut peers = policy.peers.iter();
+            peers.any(|peer| peer.name == import.peer && peer.joins(import.exported_name.as_str()))
+        };
+        let mut all = Self::default();
+        for (shard, service, owner) in claimants(hostname, shards) {
+            let is_open = |(_, first): &Claim<'_>| first.import.as_deref().is_none_or(joins);
+            let list = if service.key.namespace == *owner {
+                &mut all.owned
+            } else if service.import.as_deref().is_some_and(|import| joins(import) && !all.has(&import.peer))
+                && all.owned.first().is_some_and(is_open)
+            {
+                &mut all.joined
+            } else {
+                &mut all.left_out
+            };
+            list.push((shard, service));
+        }
+        all
+    }
+
+    /// Returns true if a peer has a part of the name.
+    fn has(&self, peer: &str) -> bool {
+        let mut imports = self.owned.iter().chain(&self.joined).filter_map(|(_, one)| one.import.as_ref());
+        imports.any(|import| *import.peer == *peer)
+    }
+}
 
 /// Returns the services that the registries have under a host name, in order of registry, each with its shard, and with the namespace
 /// that owns the name: that of the name in the first registry that has it. If that registry has the name in several namespaces, the
 /// owner is the one that sorts first (`docs/registries.md, "How registries are merged"`).
-pub(super) fn claimants<'s>(
+fn claimants<'s>(
     hostname: &str,
     shards: &'s [Arc<Shard>],
 ) -> impl Iterator<Item = (&'s Shard, &'s Arc<Service>, &'s Arc<str>)> {
@@ -18,11 +66,8 @@ pub(super) fn claimants<'s>(
     all.map(move |(shard, service)| (shard, service, *owner.get_or_insert(&service.key.namespace)))
 }
 
-/// Returns the services that the registries have under a host name in the namespace that owns the name.
-pub(super) fn owned_services<'s>(
-    hostname: &str,
-    shards: &'s [Arc<Shard>],
-) -> impl Iterator<Item = &'s Arc<Service>> {
+/// Returns the services that the registries have under a host name in the namespace that owns the name, each with its shard.
+pub(super) fn owned<'s>(hostname: &str, shards: &'s [Arc<Shard>]) -> impl Iterator<Item = Claim<'s>> {
     let owned = claimants(hostname, shards).filter(|(_, service, owner)| service.key.namespace == **owner);
-    owned.map(|(_, service, _)| service)
+    owned.map(|(shard, service, _)| (shard, service))
 }

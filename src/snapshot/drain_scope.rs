@@ -118,7 +118,7 @@ impl ActiveDrain {
         networks: &'a NetworkTable,
         resolved: &'a Resolved,
     ) -> impl Iterator<Item = Scope<'a>> {
-        let parts = service.parts.iter();
+        let parts = service.all_parts();
         parts.map(move |part| Scope { origin: &part.origin, service: &part.service, networks, resolved })
     }
 }

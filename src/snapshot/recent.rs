@@ -8,7 +8,7 @@
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use super::claimants::owned_services;
+use super::claimants::owned;
 use isthmus_model::endpoint::Endpoint;
 use isthmus_model::identity::Identity;
 use isthmus_model::name::HostName;
@@ -30,8 +30,8 @@ pub struct Recent {
 /// Returns the identities that the registries declare for a service and its endpoints. A service of this name in another namespace
 /// than the one that owns the name has no part in the view (`claimants`), and so none here.
 pub fn declared(hostname: &str, shards: &[Arc<Shard>]) -> BTreeSet<Identity> {
-    let of_service = owned_services(hostname, shards)
-        .flat_map(|service| identities_of(&service.endpoints).chain(&service.identities));
+    let of_service = owned(hostname, shards)
+        .flat_map(|(_, service)| identities_of(&service.endpoints).chain(&service.identities));
     let all: BTreeSet<&Identity> = of_service.collect();
     all.into_iter().cloned().collect()
 }

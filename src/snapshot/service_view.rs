@@ -5,16 +5,18 @@ use std::fmt;
 use std::net::{IpAddr, SocketAddr};
 use std::sync::Arc;
 
+mod joined;
 mod offer;
 mod own_network;
 pub mod seen;
 pub mod waypoint;
 
+use self::joined::{check_joined_ports, has_virtual_addresses};
 use self::own_network::{candidate, subset_candidates};
 use self::waypoint::WaypointView;
 use super::Snapshot;
 use super::candidates::{Candidate, Candidates};
-use super::claimants::claimants;
+use super::claimants::{Claim, Claims};
 use super::clusterset::{ExportConflict, Exported, conflict};
 use super::demand::{self, Demand, Demands, Listed};
 use super::exports::{ExportIndex, Marked, Offer, OfferedClusters, is_among};
@@ -31,7 +33,7 @@ use isthmus_model::import::Import;
 use isthmus_model::place::{ClusterId, Network};
 use isthmus_model::service::{PortProtocol, Service, ServiceKey, ServicePort};
 use isthmus_registry::change::Mark;
-use isthmus_registry::shard::{Origin, Shard, Standing};
+use isthmus_registry::shard::{Origin, Standing};
 use isthmus_settings::export::ExportRule;
 use isthmus_settings::export_tls::{AskedBy, ExportTls, TlsSource};
 use isthmus_settings::tuning::Tuning;
@@ -67,6 +69,9 @@ pub struct ServiceView {
     /// The service as each registry gives it, in order of registry. The endpoints are not copied, but shared with the
     /// registries' shards.
     pub parts: Box<[Part]>,
+    /// The services of peers that are joined with `parts`, which are all of one organisation: this mesh, or the first peer. They only
+    /// add endpoints behind the peers' gateways, so that a peer changes nothing else about the name.
+    pub joined: Box<[Part]>,
     /// Differences between registries that could not be merged.
     pub conflicts: Vec<Conflict>,
     /// The conflict between the clusters that export the service; `None` except for names of the cluster set.
@@ -96,6 +101,8 @@ pub struct Conflict {
     pub cluster: ClusterId,
     /// The difference, in one sentence.
     pub text: String,
+    /// The service of a peer that clients cannot reach, because another service has its name.
+    pub left_out: Option<Arc<Service>>,
 }
 
 impl fmt::Display for Conflict {
@@ -118,6 +125,11 @@ pub struct Part {
 }
 
 impl Part {
+    fn of((shard, service): Claim<'_>) -> Self {
+        let marks = shard.marks_of(&service.key).cloned().unwrap_or_default();
+        Self { origin: shard.origin.clone(), service: service.clone(), marks, left: None }
+    }
+
     /// Returns the endpoints for one of the service's ports.
     fn endpoints<'a>(
         &'a self,
@@ -155,6 +167,8 @@ pub struct PortView {
     /// The standing of the registries whose endpoints are used for this port: `Demoted` if no live registry has a ready
     /// endpoint for the port, else `Live`.
     lowest_standing: Standing,
+    /// The same for the parts of other organisations, which are joined: `Demoted` if no live registry at all has a ready endpoint.
+    lowest_joined: Standing,
     /// The export rules that cover the port, in the order of the file.
     pub rules: Vec<Arc<ExportRule>>,
     /// True if a registry in which the TLS modes are written has the port.
@@ -423,18 +437,21 @@ impl ServiceView {
         subset: &str,
         networks: &'a NetworkTable,
     ) -> impl Iterator<Item = (&'a Network, &'a ClusterId, u64, Option<Standing>)> {
-        let labels = self.subsets.get(subset);
+        let (labels, subset_is_all) = (self.subsets.get(subset), subset.is_empty());
         let serves = |part: &Part| {
             serving_parts(std::slice::from_ref(part), &port.name, port.port, port.protocol).next().is_some()
         };
         let has =
             |part: &Part| part.service.ports.iter().any(|own| own.name == port.name || own.port == port.port);
-        let parts = self
-            .parts
-            .iter()
-            .filter(move |part| has(part) && (part.origin.standing > port.lowest_standing || !serves(part)));
-        parts.flat_map(move |part| {
-            let standing = Some(part.origin.standing).filter(|standing| *standing > port.lowest_standing);
+        let own = self.parts.iter().map(move |part| (part, serves(part), port.lowest_standing));
+        // Services of peers have no subsets.
+        let joined = self.joined.iter().filter(move |_| subset_is_all);
+        let joined = joined.map(move |part| (part, part.joining_port(port).is_some(), port.lowest_joined));
+        let parts = own
+            .chain(joined)
+            .filter(move |(part, serves, lowest)| has(part) && (part.origin.standing > *lowest || !serves));
+        parts.flat_map(move |(part, _, lowest)| {
+            let standing = Some(part.origin.standing).filter(|standing| *standing > lowest);
             part.service.endpoints.iter().filter_map(move |endpoint| {
                 let network = network_of(endpoint, &part.origin, networks);
                 let is_chosen =
@@ -447,7 +464,7 @@ impl ServiceView {
 
     /// Returns true if a planned drain has taken away a part of the weight of an endpoint.
     pub fn is_drained(&self) -> bool {
-        self.parts.iter().any(|part| part.left.is_some())
+        self.all_parts().any(|part| part.left.is_some())
     }
 
     /// Returns the identities by which clients verify the endpoints of the service: those that are declared, and those that were lost
@@ -522,9 +539,12 @@ impl ServiceView {
     pub(super) fn merge(hostname: &str, site: Site<'_>, exports: &ExportIndex) -> Option<Self> {
         let world = site.inputs;
         let mut conflicts = Vec::new();
-        let mut parts = owned_parts(hostname, world.shards, &mut conflicts);
+        let claims = Claims::new(hostname, world.shards, world.policy);
+        left_out(hostname, &claims, &mut conflicts);
+        let mut parts: Vec<Part> = claims.owned.into_iter().map(Part::of).collect();
+        let mut joined: Vec<Part> = claims.joined.into_iter().map(Part::of).collect();
         let order = oldest_first(&mut parts);
-        for part in &mut parts {
+        for part in parts.iter_mut().chain(&mut joined) {
             part.left = world.drains.of_service(&part.origin, &part.service, site.networks, world.resolved);
         }
         let first = &parts.first()?.service;
@@ -539,7 +559,10 @@ impl ServiceView {
             }
             vips.extend(part.service.addresses.iter().copied());
         }
-        if first.import.is_some() {
+        for part in &joined {
+            check_joined_ports(&ports, part, &mut conflicts);
+        }
+        if has_virtual_addresses(&parts, &joined) {
             // The addresses that the peer gave its service have no meaning here, so this gateway's own virtual addresses
             // replace them.
             vips = world.virtual_addresses.iter().flat_map(|all| all.of(hostname)).collect();
@@ -555,18 +578,21 @@ impl ServiceView {
         let demands = match demand::matters(world.policy, &key.hostname) {
             true => {
                 let remembered = world.remembered.and_then(|all| all.0.get(hostname));
-                let parts: Vec<_> = parts.iter().map(Part::for_demand).collect();
+                let parts: Vec<_> = parts.iter().chain(&joined).map(Part::for_demand).collect();
                 Demands::new(&parts, remembered.map(|memories| &**memories), site.networks)
             }
             false => Demands::default(),
         };
         let ports = ports
             .into_iter()
-            .map(|port| port_view(port, &key, &parts, &subsets, exports, tuning, (site, recent.as_deref())))
+            .map(|port| {
+                let all = (&parts[..], &joined[..]);
+                port_view(port, &key, all, &subsets, exports, tuning, (site, recent.as_deref()))
+            })
             .collect();
         let (name, namespace) = (key.hostname.shared(), key.namespace.clone());
         let denied_addresses = world.shards.iter().map(|shard| shard.denied_addresses_of(hostname)).sum();
-        let (networks, other_addresses) = places(&parts, site);
+        let (networks, other_addresses) = places(parts.iter().chain(&joined), site);
         Some(Self {
             import: first.import.clone(),
             prefers_near: first.prefers_near(),
@@ -587,32 +613,32 @@ impl ServiceView {
             export_conflict: conflict(&parts.iter().filter_map(Part::exported).collect::<Vec<_>>())
                 .map(Arc::new),
             parts: parts.into(),
+            joined: joined.into(),
             conflicts,
             denied_addresses,
         })
     }
 }
 
-/// Returns the parts of a host name that are in the namespace that owns the name.
-fn owned_parts(hostname: &str, shards: &[Arc<Shard>], conflicts: &mut Vec<Conflict>) -> Vec<Part> {
-    let mut parts = Vec::new();
-    for (shard, service, owner) in claimants(hostname, shards) {
-        if service.key.namespace == *owner {
-            let marks = shard.marks_of(&service.key).cloned().unwrap_or_default();
-            parts.push(Part { origin: shard.origin.clone(), service: service.clone(), marks, left: None });
-        } else {
-            let cluster = shard.origin.cluster.clone();
-            let text = format!(
-                "cluster {:?} has {hostname} in namespace {:?}, but the first registry with that name has it in namespace \
-                 {owner:?}, so the service in cluster {:?} is not reachable",
-                cluster.as_str(),
-                &*service.key.namespace,
-                cluster.as_str()
-            );
-            conflicts.push(Conflict { cluster, text });
+/// Adds the services that do not get a host name to `conflicts`.
+fn left_out(hostname: &str, claims: &Claims<'_>, conflicts: &mut Vec<Conflict>) {
+    let Some((_, first)) = claims.owned.first() else { return };
+    for (shard, service) in &claims.left_out {
+        let cluster = shard.origin.cluster.clone();
+        let mut text = format!(
+            "cluster {:?} has {hostname} in namespace {:?}, but the first registry with that name has it in namespace {:?}, so the \
+             service in cluster {:?} is not reachable",
+            cluster.as_str(),
+            &*service.key.namespace,
+            &*first.key.namespace,
+            cluster.as_str()
+        );
+        if service.import.is_some() {
+            text.push_str("; `merge: true` in the import rules of the peers that have the name joins them");
         }
+        let left_out = service.import.is_some().then(|| (*service).clone());
+        conflicts.push(Conflict { cluster, text, left_out });
     }
-    parts
 }
 
 /// Returns true if the registry has endpoints of the service on this network, or would have them here.
@@ -624,7 +650,7 @@ fn is_here(part: &Part, site: Site<'_>) -> bool {
 }
 
 /// Returns the networks of a service's endpoints, in order, and the further addresses of its endpoints on this network.
-fn places(parts: &[Part], site: Site<'_>) -> (Box<[Network]>, Box<[IpAddr]>) {
+fn places<'a>(parts: impl Iterator<Item = &'a Part>, site: Site<'a>) -> (Box<[Network]>, Box<[IpAddr]>) {
     let mut networks: Vec<&Network> = Vec::new();
     let mut others = Vec::new();
     for part in parts {
@@ -667,7 +693,8 @@ fn oldest_first(parts: &mut [Part]) -> &'static str {
 /// which the parts are sorted.
 fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts: &mut Vec<Conflict>) {
     let cluster = &part.origin.cluster;
-    let mut differs = |text: String| conflicts.push(Conflict { cluster: cluster.clone(), text });
+    let mut differs =
+        |text: String| conflicts.push(Conflict { cluster: cluster.clone(), text, left_out: None });
     for port in &part.service.ports {
         let same_name = ports.iter().find(|known| known.name == port.name);
         if let Some(known) = same_name {
@@ -701,7 +728,7 @@ fn merge_ports(ports: &mut Vec<ServicePort>, part: &Part, order: &str, conflicts
 fn port_view(
     port: ServicePort,
     key: &ServiceKey,
-    parts: &[Part],
+    (parts, joined): (&[Part], &[Part]),
     subsets: &BTreeMap<Arc<str>, Labels>,
     exports: &ExportIndex,
     tuning: &Arc<Tuning>,
@@ -714,6 +741,8 @@ fn port_view(
         serving.flat_map(|(part, own)| part.endpoints(own, site.networks))
     };
     let lowest = lowest_standing(all(), world.resolved);
+    let of_joined = || joined.iter().flat_map(|part| part.joining_endpoints(&port, site.networks));
+    let lowest_joined = lowest_standing(all().chain(of_joined()), world.resolved);
     // A gateway connects only to its own network, so a live endpoint on another network cannot replace the endpoints of a
     // demoted registry here. For the candidates of this gateway, the lowest standing is therefore computed from the endpoints
     // on this network alone.
@@ -745,6 +774,7 @@ fn port_view(
         port: port.port,
         protocol: port.protocol,
         lowest_standing: lowest,
+        lowest_joined,
         subsets: subsets.into_iter().collect(),
     }
 }

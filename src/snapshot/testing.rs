@@ -16,8 +16,11 @@ use super::routes::Resolved;
 use super::trust_roots::TrustRoots;
 use isthmus_model::address::{Bind, Host};
 use isthmus_model::drain::{Drain, DrainTarget, STEP};
-use isthmus_model::endpoint::{Encapsulation, Endpoint, Health, Labels, Weight};
+use isthmus_model::endpoint::{
+    DeclaredTls, Encapsulation, Endpoint, EndpointTemplate, Health, Labels, TlsMode, Weight,
+};
 use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_model::import::Import;
 use isthmus_model::load_balancing::{LoadBalancing, Mode, Scope, ServiceFamilies};
 use isthmus_model::name::{HostName, NamePattern};
 use isthmus_model::place::{ClusterId, Locality, Network};
@@ -30,7 +33,7 @@ use isthmus_settings::export_tls::TlsSource;
 use isthmus_settings::limits::{HboneLimits, Limits, Timeouts};
 use isthmus_settings::listener::{Listener, ListenerProtocol};
 use isthmus_settings::network::{Access, Egress, Gateway, GatewayProbes, NetworkPolicy};
-use isthmus_settings::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerLimits};
+use isthmus_settings::peer::{NameTemplate, Peer, PeerExport, PeerIdentity, PeerImport, PeerLimits};
 use isthmus_settings::policy::{Mesh as MeshNames, Node, Policy};
 use isthmus_settings::route::Route;
 use isthmus_settings::scope::RegistryScope;
@@ -333,6 +336,41 @@ pub fn peer(name: &str, rules: &[(&str, Option<&str>)]) -> Peer {
         carry: Vec::new(),
         limits: PeerLimits::default(),
     }
+}
+
+/// Returns a peer that imports services, and consents that they are joined with equal names if `merge` is true.
+pub fn importing(name: &str, merge: bool) -> Peer {
+    let imports = PeerImport {
+        rule: "peers[0].import[0]".into(),
+        services: vec![pattern("*")],
+        rename: None,
+        limit: None,
+        merge,
+    };
+    Peer { imports: vec![imports], ..peer(name, &[]) }
+}
+
+/// Returns the shard of a peer with this service, which the peer exports under another name. Its endpoints have the mesh's mutual TLS,
+/// and are on the network `n` of the peer.
+pub fn of_peer(peer: &str, exported: &str, service: Service) -> Listing {
+    let place = format!("peer/{peer}");
+    let there = |one: &Endpoint| {
+        let template = EndpointTemplate {
+            network: Some(Network::new(&format!("{place}/n"))),
+            identity: Some(Identity::parse(&format!("spiffe://{peer}/ns/pay/sa/pay")).expect("legal")),
+            tls: Some(DeclaredTls::Mode(TlsMode::Mesh)),
+            ..(*one.template).clone()
+        };
+        Endpoint { host: Host::Ips(Arc::default()), template: template.into(), ..one.clone() }
+    };
+    let import = Import { peer: peer.into(), exported_name: host_name(exported), exported_at: 0 };
+    let key = ServiceKey { namespace: format!("{peer}/pay").into(), ..service.key.clone() };
+    let endpoints: Vec<Endpoint> = service.endpoints.iter().map(there).collect();
+    shard(
+        &place,
+        &place,
+        vec![Service { key, endpoints: endpoints.into(), import: Some(import.into()), ..service }],
+    )
 }
 
 /// Returns the services by network and by address, in order, which readers see only by key.

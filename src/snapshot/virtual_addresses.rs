@@ -209,10 +209,16 @@ pub struct VirtualAddresses {
 /// The time of export and the name of a service, and the family in which it has no address.
 type Lack = (u64, HostName, Family);
 
-/// Returns the import record of a service; `None` if the name is not that of an imported service.
+/// Returns the import record by which a service gets virtual addresses; `None` if it gets none: the name is not that of an imported
+/// service, or one of this mesh with addresses. A service of this mesh without an address needs one if a peer's service is joined
+/// with it, and has it from the first peer that has the name.
 pub fn import_of<'a>(hostname: &str, shards: &'a [Arc<Shard>]) -> Option<&'a Arc<Import>> {
-    // The first service decides which namespace owns the name, and becomes the first part of the merged service.
-    shards.iter().find_map(|shard| shard.services_of(hostname).first())?.import.as_ref()
+    let mut all = shards.iter().flat_map(|shard| shard.services_of(hostname));
+    // The services before the first import decide which namespace owns the name.
+    all.find_map(|service| match &service.import {
+        None if service.addresses.is_empty() => None,
+        import => Some(import.as_ref()),
+    })?
 }
 
 impl VirtualAddresses {

@@ -35,6 +35,12 @@ pub enum ExclusionReason {
     NoHostRoute,
     /// The network of the endpoints has no gateway that the viewer can use.
     NoUsableGateway,
+    /// The endpoints are those of another organisation, and joined with the name. The viewer's kind of client has one set of roots for
+    /// all endpoints, or the endpoints do not speak the mesh's mutual TLS, so the client could not verify them by the roots of that
+    /// organisation alone.
+    NotVerifiable,
+    /// The addresses of the gateways are also addresses of another organisation's endpoints or gateways, which have the name too.
+    OtherOrganisation,
     /// The registry of the endpoints has the port under another number, name or protocol than an earlier registry.
     PortConflict,
     /// The registry of the endpoints could not be read for so long that its endpoints are used only for ports without ready
@@ -63,6 +69,8 @@ impl ExclusionReason {
             Self::OtherTls => "other TLS mode",
             Self::NoHostRoute => "no route by host name",
             Self::NoUsableGateway => "no usable gateway",
+            Self::NotVerifiable => "not verifiable",
+            Self::OtherOrganisation => "address of another organisation",
             Self::PortConflict => "port conflict",
             Self::Demoted => "registry demoted",
             Self::Expired => "registry expired",

@@ -13,6 +13,7 @@ use crate::weights::Share;
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Health, TlsMode};
 use isthmus_model::place::{ClusterId, Network};
+use isthmus_settings::peer::peer_of;
 use isthmus_snapshot::candidates::Role;
 use isthmus_snapshot::networks::GatewayEntry;
 use isthmus_snapshot::service_view::{HOSTNAME_PREFERENCE, MESH_NAME_PREFERENCE};
@@ -73,18 +74,25 @@ impl Horizon<'_> {
             Pass::Regular => way.entry.left,
             Pass::Reserve => PARTS,
         };
-        // The view lists an address with one TLS mode only, since the client must know which mode to speak. So an address is
-        // not used for a network if it is listed with another mode already, for a neighbour or for an earlier network.
+        // The view lists an address with one TLS mode and one organisation only, since the client must know which mode to speak, and by
+        // whose roots to verify. So an address is not used for a network if it is listed with another one already, for a neighbour or
+        // for an earlier network.
+        let mut taken = false;
         for usable in &mut usable {
             let port = usable.port;
             let known = |address| self.near.get(&address).or_else(|| self.gateways.get(&address));
-            let is_free =
-                |ip: &IpAddr| known(SocketAddr::new(*ip, port)).is_none_or(|entry| entry.tls == tls);
+            let is_free = |ip: &IpAddr| {
+                known(SocketAddr::new(*ip, port)).is_none_or(|entry| {
+                    let is_same = peer_of(&entry.network) == peer_of(network);
+                    taken |= !is_same;
+                    is_same && entry.tls == tls
+                })
+            };
             usable.ips.retain(is_free);
         }
         usable.retain(|usable| !usable.ips.is_empty());
         if any && usable.is_empty() {
-            return Err(ExclusionReason::OtherTls);
+            return Err(if taken { ExclusionReason::OtherOrganisation } else { ExclusionReason::OtherTls });
         }
         let own = |usable: &&UsableGateway<'_>| usable.entry.gateway.cluster == *cluster;
         let has_own = !cluster.as_str().is_empty() && usable.iter().any(|usable| own(&usable));

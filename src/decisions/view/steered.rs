@@ -13,6 +13,7 @@ use crate::weights::Share;
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::Health;
 use isthmus_model::place::{Distance as Level, Locality, Network};
+use isthmus_settings::peer::peer_of;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::demand::Listed;
 use isthmus_snapshot::inputs::MeasuredBy;
@@ -255,14 +256,17 @@ impl Horizon<'_> {
 }
 
 impl Horizon<'_> {
-    /// Returns the ring of a network at this distance: the networks of `failover` come first, in their order.
+    /// Returns the ring of a network at this distance: the networks of `failover` come first, in their order. The rings of peers whose
+    /// services are joined with one of this mesh come after those of this mesh.
     fn ring_at(&self, network: &Network, distance: &Distance) -> u32 {
-        let first = &self.steering.failover;
+        let (first, steering) = (&self.steering.failover, &self.snapshot.policy.steering);
         let number = |count: usize| u32::try_from(count).unwrap_or(u32::MAX);
-        match first.iter().position(|one| one == network) {
-            Some(at) => number(at).saturating_add(1),
-            None => distance.ring(&self.snapshot.policy.steering).saturating_add(number(first.len())),
+        if let Some(at) = first.iter().position(|one| one == network) {
+            return number(at).saturating_add(1);
         }
+        let is_joined = self.service.import.is_none() && peer_of(network).is_some();
+        let before = first.len() + if is_joined { steering.rings.len() + 1 } else { 0 };
+        distance.ring(steering).saturating_add(number(before))
     }
 
     /// Returns the ring of a network for viewers on another one.

@@ -3,6 +3,7 @@
 mod demand;
 mod drained;
 mod failover;
+mod joined;
 mod properties;
 mod zones;
 

@@ -3,7 +3,8 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use super::{Part, ServiceView, owned_parts};
+use super::{Part, ServiceView};
+use crate::claimants::owned;
 use crate::demand::{self, Noted};
 use crate::networks::NetworkTable;
 use isthmus_model::place::Network;
@@ -18,7 +19,7 @@ impl ServiceView {
 
 /// Returns the same of the service that the next snapshot will have under a host name.
 pub fn noted_in(hostname: &str, shards: &[Arc<Shard>], networks: &NetworkTable) -> BTreeMap<Network, Noted> {
-    noted(&owned_parts(hostname, shards, &mut Vec::new()), networks)
+    noted(&owned(hostname, shards).map(Part::of).collect::<Vec<_>>(), networks)
 }
 
 fn noted(parts: &[Part], networks: &NetworkTable) -> BTreeMap<Network, Noted> {

@@ -8,6 +8,7 @@ use isthmus_document::services::read_registry;
 use isthmus_model::name::HostName;
 use isthmus_model::place::ClusterId;
 use isthmus_registry::change::{Dirty, Item, MarkKey, MarkKind};
+use isthmus_registry::shard::Shard;
 use isthmus_settings::scope::RegistryScope;
 
 const NETWORK: &str = "net";
