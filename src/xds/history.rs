@@ -53,7 +53,7 @@ impl ClusterHistory {
         // An older snapshot does not override a newer one.
         if snapshot.generation >= entry.generation {
             entry.generation = snapshot.generation;
-            let same_roots = entry.peers.known_roots(snapshot, service) == entry.peers.roots;
+            let same_roots = entry.peers.have_roots_of(snapshot, service);
             if !same_roots || !peers.are_known(&entry.peers) {
                 entry.peers = Arc::new(peers);
             }

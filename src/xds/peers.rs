@@ -6,6 +6,8 @@ use std::sync::Arc;
 
 use isthmus_model::endpoint::TlsMode;
 use isthmus_model::identity::{Identity, TrustDomain};
+use isthmus_model::import::Import;
+use isthmus_model::name::HostName;
 use isthmus_settings::peer::Peer;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
@@ -21,6 +23,18 @@ pub struct Peers {
     pub prefix: Option<Arc<str>>,
     /// The roots that verify the servers.
     pub roots: Roots,
+    /// The servers of services that are joined with the name, by peer. Each peer has a transport socket of its own, so that the roots
+    /// of one organisation verify no server of another.
+    pub joined: BTreeMap<Arc<str>, Joined>,
+}
+
+/// The servers of a peer's service that is joined with a name.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Joined {
+    /// The name under which the peer exports the service, which clients send.
+    pub exported_name: HostName,
+    /// The servers; `joined` of these is empty.
+    pub peers: Peers,
 }
 
 /// The roots that verify the servers of a service.
@@ -54,19 +68,10 @@ impl Peers {
             }
         }
         nameless |= !peers.any;
-        let prefix = |domain: &TrustDomain, namespace: &str| -> Arc<str> {
-            format!("spiffe://{}/ns/{namespace}/", domain.as_str()).into()
-        };
         let (known, unknown) = peers.of_service(snapshot, service);
         peers.identities.extend(known);
         if let Some(import) = &service.import {
-            let known = peer(snapshot, &import.peer).and_then(|peer| Some((peer, peer.who.as_ref()?)));
-            // The trust domain of the identities is replaced by the one that the peer's certificates name.
-            let named = |identity: &Identity| Some(identity.in_domain(&known?.1.trust_domain));
-            peers.identities = peers.identities.iter().filter_map(named).collect();
-            peers.prefix = known
-                .filter(|_| nameless)
-                .map(|(peer, who)| prefix(&who.trust_domain, peer.namespace_of(&service.namespace)));
+            peers.become_those_of(snapshot, import, nameless.then_some(&service.namespace));
         } else if nameless {
             peers.prefix = Some(prefix(&snapshot.policy.mesh.trust_domain, &service.namespace));
         }
@@ -74,7 +79,19 @@ impl Peers {
         if peers.roots == Roots::Secret {
             peers.identities.extend(unknown);
         }
+        peers.joined = joined(snapshot, service, port);
         peers
+    }
+
+    /// Replaces the trust domain of the identities by the one that a peer's certificates name. `nameless` is the namespace of endpoints
+    /// without a known identity, if there are any.
+    fn become_those_of(&mut self, snapshot: &Snapshot, import: &Import, nameless: Option<&Arc<str>>) {
+        let known = peer(snapshot, &import.peer).and_then(|peer| Some((peer, peer.who.as_ref()?)));
+        let named = |identity: &Identity| Some(identity.in_domain(&known?.1.trust_domain));
+        self.identities = self.identities.iter().filter_map(named).collect();
+        let of_peer = known.zip(nameless);
+        self.prefix =
+            of_peer.map(|((peer, who), namespace)| prefix(&who.trust_domain, peer.namespace_of(namespace)));
     }
 
     /// Returns the identities of the service itself that clients accept besides those that stand for its endpoints: further ones that
@@ -116,13 +133,58 @@ impl Peers {
         all.map_or(Roots::Secret, Roots::ByDomain)
     }
 
+    /// Returns true if the roots are those that the snapshot has, for the owner of the name and for each joined peer.
+    pub(super) fn have_roots_of(&self, snapshot: &Snapshot, service: &ServiceView) -> bool {
+        let of_joined =
+            |(peer, joined): (&Arc<str>, &Joined)| joined.peers.roots == roots_of_peer(snapshot, peer);
+        self.roots == self.known_roots(snapshot, service) && self.joined.iter().all(of_joined)
+    }
+
     /// Returns true if `before` allows all of these identities.
     pub(super) fn are_known(&self, before: &Self) -> bool {
-        !self.any && before.any
+        let is_known = |(peer, joined): (&Arc<str>, &Joined)| {
+            let before = before.joined.get(peer);
+            before.is_some_and(|before| {
+                joined.exported_name == before.exported_name && joined.peers.are_known(&before.peers)
+            })
+        };
+        let are_known = !self.any && before.any
             || (self.any == before.any
                 && self.identities.is_subset(&before.identities)
-                && (self.prefix.is_none() || self.prefix == before.prefix))
+                && (self.prefix.is_none() || self.prefix == before.prefix));
+        are_known && self.joined.iter().all(is_known)
     }
+}
+
+/// Collects the servers of the services that are joined with a name, for the peers that have an endpoint with mutual TLS.
+fn joined(snapshot: &Snapshot, service: &ServiceView, port: &PortView) -> BTreeMap<Arc<str>, Joined> {
+    let mut all: BTreeMap<Arc<str>, (&Import, Peers, bool)> = BTreeMap::new();
+    let endpoints = service.joined_endpoints_of(port, snapshot.networks());
+    for (found, import) in endpoints.filter(|(found, _)| found.tls == TlsMode::Mesh) {
+        let (_, peers, nameless) =
+            all.entry(import.peer.clone()).or_insert_with(|| (import, Peers::default(), false));
+        peers.any = true;
+        match &found.endpoint.template.identity {
+            Some(identity) => drop(peers.identities.insert(identity.clone())),
+            None => *nameless = true,
+        }
+    }
+    let namespace = |import: &Import| {
+        let mut parts = service.joined.iter().map(|part| &part.service);
+        let found = parts.find(|one| one.import.as_ref().is_some_and(|own| own.peer == import.peer));
+        found.map(|one| &one.key.namespace)
+    };
+    let made = all.into_iter().map(|(name, (import, mut peers, nameless))| {
+        peers.become_those_of(snapshot, import, namespace(import).filter(|_| nameless));
+        peers.roots = roots_of_peer(snapshot, &import.peer);
+        (name, Joined { exported_name: import.exported_name.clone(), peers })
+    });
+    made.collect()
+}
+
+/// Returns the beginning of the SPIFFE IDs of a namespace.
+fn prefix(domain: &TrustDomain, namespace: &str) -> Arc<str> {
+    format!("spiffe://{}/ns/{namespace}/", domain.as_str()).into()
 }
 
 /// Returns the roots of a peer's trust domain; [`Roots::Unknown`] until the peer is enrolled.

@@ -13,7 +13,7 @@ use tokio::time::Instant;
 
 use super::history::{ClusterHistory, Kept};
 use super::kind::{Kind, Target, cluster_name};
-use super::peers::{Peers, Roots};
+use super::peers::{Joined, Peers, Roots};
 use isthmus_ads::resource::Resource;
 use isthmus_decisions::steering::{ENVOY_OVERPROVISIONING_PERCENT, overprovisioning_percent};
 use isthmus_decisions::view::{Assignment, ClientKind, Entry, Viewer, view};
@@ -35,6 +35,7 @@ use isthmus_proto::envoy::extensions::upstreams::http::v3 as upstream;
 use isthmus_proto::envoy::r#type::matcher::v3 as matcher;
 use isthmus_proto::envoy::r#type::matcher::v3::string_matcher::MatchPattern;
 use isthmus_proto::envoy::r#type::v3::Percent;
+use isthmus_settings::peer::peer_of;
 use isthmus_settings::tuning::Tuning;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
@@ -42,6 +43,8 @@ use isthmus_snapshot::service_view::{PortView, ServiceView};
 /// The metadata namespace by which Envoy selects a transport socket for an endpoint, then the key and the value.
 const TRANSPORT_MATCH: &str = "envoy.transport_socket_match";
 const TLS_MODE: (&str, &str) = ("tlsMode", "istio");
+/// The key of the peer in that namespace, for endpoints of a service that is joined with a name.
+const PEER: &str = "peer";
 /// The names of the static secrets in Envoy's own config that mutual TLS in the mesh uses.
 const CERTIFICATE_SECRET: &str = "default";
 const ROOTS_SECRET: &str = "ROOTCA";
@@ -150,10 +153,10 @@ pub fn clusters(inputs: Inputs<'_>, hostname: &HostName) -> Vec<Resource> {
     clusters
 }
 
-/// Renders the listeners of an imported service on its virtual addresses, one for each port, for clients that accept them. A
-/// listener sends its connections to the service port's cluster.
+/// Renders the listeners of a service on the virtual addresses that this gateway gives it, one for each port, for clients that accept
+/// them. A listener sends its connections to the service port's cluster.
 pub fn listeners(snapshot: &Snapshot, hostname: &HostName) -> Vec<Resource> {
-    let imported = snapshot.service(hostname.as_str()).filter(|service| service.import.is_some());
+    let imported = snapshot.service(hostname.as_str()).filter(|service| service.has_virtual_addresses());
     let Some(service) = imported else { return Vec::new() };
     let of_port = |port: &PortView| {
         let mut addresses = service.addresses.iter().map(|ip| address(SocketAddr::new(*ip, port.port)));
@@ -263,7 +266,7 @@ fn http2() -> Any {
 /// Returns the largest share of a cluster's endpoints that Envoy leaves out: all of them if it then goes on to other endpoints, or
 /// in panic tries all. Otherwise half of them, since the rest would be no endpoint at all.
 fn ejected_max_percent(service: &ServiceView, tuning: &Tuning) -> u32 {
-    let has_priorities = tuning.steering.is_on() || service.prefers_near;
+    let has_priorities = tuning.steering.is_on() || service.prefers_near || !service.joined.is_empty();
     if tuning.panic || has_priorities && service.networks.len() > 1 { 100 } else { 50 }
 }
 
@@ -290,7 +293,8 @@ fn connect_failures(service: &ServiceView, tuning: &Tuning) -> cluster::OutlierD
     }
 }
 
-/// Returns the transport sockets: mutual TLS for endpoints and gateways that speak it, a plain socket for the rest. If none speaks
+/// Returns the transport sockets: mutual TLS for endpoints and gateways that speak it, one for the owner of the name and one for each
+/// peer that is joined with it, and a plain socket for the rest. If no endpoint of the owner speaks
 /// mutual TLS, Envoy needs no secrets for the cluster, and cannot connect to an endpoint that does: Envoy may learn of the first one
 /// before the cluster changes, and would call it in the clear.
 fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::TransportSocketMatch> {
@@ -306,17 +310,27 @@ fn transport_sockets(found: Found<'_>, peers: &Peers) -> Vec<cluster::cluster::T
         true => mutual_tls(sni_of(service, port, subset), alpn(port), peers),
         false => no_server(),
     };
-    let mesh = cluster::cluster::TransportSocketMatch {
-        name: "mesh".into(),
-        r#match: Some(mesh_mode()),
-        transport_socket: Some(socket("tls", "tls.v3.UpstreamTlsContext", any(&context))),
+    let tls = |name: String, of: Struct, context: &tls::UpstreamTlsContext| {
+        cluster::cluster::TransportSocketMatch {
+            name,
+            r#match: Some(of),
+            transport_socket: Some(socket("tls", "tls.v3.UpstreamTlsContext", any(context))),
+        }
     };
+    let of_peer = |(name, joined): (&Arc<str>, &Joined)| {
+        let sni = MeshName { port: port.port, subset: "", hostname: joined.exported_name.as_str() };
+        tls(format!("peer/{name}"), mesh_mode_of(name), &mutual_tls(sni.text(), alpn(port), &joined.peers))
+    };
+    // Envoy takes the first match, and the mode alone would match the endpoints of peers too.
+    let mut all: Vec<_> = peers.joined.iter().map(of_peer).collect();
+    all.push(tls("mesh".into(), mesh_mode(), &context));
     let raw = cluster::cluster::TransportSocketMatch {
         name: "raw".into(),
         r#match: Some(Struct::default()),
         transport_socket: Some(socket("raw_buffer", "raw_buffer.v3.RawBuffer", any(&RawBuffer {}))),
     };
-    vec![mesh, raw]
+    all.push(raw);
+    all
 }
 
 /// Returns the ALPN protocols that clients offer: also the application's own, as Istio does, if it is known to be HTTP/2.
@@ -448,11 +462,12 @@ fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, vi
         overprovisioning_factor: Some(factor),
         ..endpoint::cluster_load_assignment::Policy::default()
     });
+    let owner = found.and_then(|found| Some(&*found.service.import.as_ref()?.peer));
     let made = endpoint::ClusterLoadAssignment {
         cluster_name: name.to_string(),
         endpoints: match viewer.client {
-            ClientKind::Envoy => for_envoy(&entries),
-            ClientKind::Grpc => for_grpc(&entries),
+            ClientKind::Envoy => for_envoy(&entries, owner),
+            ClientKind::Grpc => for_grpc(&entries, owner),
         },
         policy,
     };
@@ -460,8 +475,8 @@ fn assignment(snapshot: &Snapshot, name: &Arc<str>, found: Option<Found<'_>>, vi
     if entries.is_empty() { resource.without_endpoints() } else { resource }
 }
 
-/// Groups endpoints by priority and locality. Each endpoint has its own weight.
-fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
+/// Groups endpoints by priority and locality. Each endpoint has its own weight. `owner` is the peer whose name it is, if it is one.
+fn for_envoy(entries: &[Entry], owner: Option<&str>) -> Vec<endpoint::LocalityLbEndpoints> {
     let mut localities: BTreeMap<(u32, &str), Vec<&Entry>> = BTreeMap::new();
     for entry in entries {
         localities.entry((entry.priority, entry.locality.as_str())).or_default().push(entry);
@@ -469,7 +484,7 @@ fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
     let of = |entries: Vec<&Entry>| endpoint::LocalityLbEndpoints {
         locality: locality(entries[0], None),
         priority: entries[0].priority,
-        lb_endpoints: entries.into_iter().map(lb_endpoint).collect(),
+        lb_endpoints: entries.into_iter().map(|entry| lb_endpoint(entry, owner)).collect(),
         ..endpoint::LocalityLbEndpoints::default()
     };
     localities.into_values().map(of).collect()
@@ -477,7 +492,7 @@ fn for_envoy(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
 
 /// Groups endpoints by priority, locality and weight. gRPC uses the weights of localities only, so endpoints of one locality with
 /// different weights are sent as several localities with different sub-zones.
-fn for_grpc(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
+fn for_grpc(entries: &[Entry], owner: Option<&str>) -> Vec<endpoint::LocalityLbEndpoints> {
     let mut localities: BTreeMap<(u32, &str), BTreeMap<u32, Vec<&Entry>>> = BTreeMap::new();
     for entry in entries {
         let place = (entry.priority, entry.locality.as_str());
@@ -493,7 +508,7 @@ fn for_grpc(entries: &[Entry]) -> Vec<endpoint::LocalityLbEndpoints> {
                 locality: locality(entries[0], several.then_some(weight)),
                 load_balancing_weight: Some(weight.saturating_mul(count)),
                 priority: entries[0].priority,
-                lb_endpoints: entries.into_iter().map(lb_endpoint).collect(),
+                lb_endpoints: entries.into_iter().map(|entry| lb_endpoint(entry, owner)).collect(),
                 ..endpoint::LocalityLbEndpoints::default()
             });
         }
@@ -519,15 +534,17 @@ fn address(address: SocketAddr) -> core::Address {
     core::Address { address: Some(core::address::Address::SocketAddress(address)) }
 }
 
-fn lb_endpoint(entry: &Entry) -> endpoint::LbEndpoint {
+fn lb_endpoint(entry: &Entry, owner: Option<&str>) -> endpoint::LbEndpoint {
     // `UNKNOWN` counts as healthy and needs no bytes.
     let health = match entry.health {
         Health::Healthy => core::HealthStatus::Unknown,
         Health::Unhealthy => core::HealthStatus::Unhealthy,
         Health::Draining => core::HealthStatus::Draining,
     };
-    let metadata = (entry.tls == TlsMode::Mesh)
-        .then(|| core::Metadata { filter_metadata: [(TRANSPORT_MATCH.to_owned(), mesh_mode())].into() });
+    let joined = peer_of(&entry.network).filter(|peer| owner != Some(peer));
+    let mode = (entry.tls == TlsMode::Mesh).then(|| joined.map_or_else(mesh_mode, mesh_mode_of));
+    let metadata =
+        mode.map(|mode| core::Metadata { filter_metadata: [(TRANSPORT_MATCH.to_owned(), mode)].into() });
     let other = |ip: &IpAddr| endpoint::endpoint::AdditionalAddress {
         address: Some(address(SocketAddr::new(*ip, entry.address.port()))),
     };
@@ -604,6 +621,14 @@ fn mesh_mode() -> Struct {
     let (key, value) = TLS_MODE;
     let value = Value { kind: Some(ValueKind::StringValue(value.to_owned())) };
     Struct { fields: [(key.to_owned(), value)].into() }
+}
+
+/// Returns the same for an endpoint of a peer that is joined with a name.
+fn mesh_mode_of(peer: &str) -> Struct {
+    let mut mode = mesh_mode();
+    let value = Value { kind: Some(ValueKind::StringValue(peer.to_owned())) };
+    mode.fields.insert(PEER.to_owned(), value);
+    mode
 }
 
 /// Encodes a message without its type URL, which the caller sets.

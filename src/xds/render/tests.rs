@@ -17,7 +17,7 @@ use isthmus_registry::change::Dirty;
 use isthmus_settings::peer::PeerIdentity;
 use isthmus_settings::policy::Policy;
 use isthmus_snapshot::build;
-use isthmus_snapshot::testing::{Mesh, endpoint, host_name, peer, port, service, shard};
+use isthmus_snapshot::testing::{Mesh, endpoint, host_name, importing, of_peer, peer, port, service, shard};
 use isthmus_snapshot::trust_roots::TrustRoots;
 
 /// Returns a mesh with a service of its own, a service of the peer west and one of the peer south. The certificates of both
@@ -87,7 +87,10 @@ fn validation(
     history: &ClusterHistory,
     hostname: &str,
 ) -> (String, tls::CertificateValidationContext) {
-    let context = mesh_context(&rendered(inputs(snapshot, history), hostname)[0]);
+    validation_of(mesh_context(&rendered(inputs(snapshot, history), hostname)[0]))
+}
+
+fn validation_of(context: tls::UpstreamTlsContext) -> (String, tls::CertificateValidationContext) {
     use tls::common_tls_context::ValidationContextType;
     let common = context.common_tls_context.expect("there");
     assert_eq!(common.tls_certificate_sds_secret_configs[0].name, CERTIFICATE_SECRET);
@@ -113,7 +116,11 @@ fn verified(
     history: &ClusterHistory,
     hostname: &str,
 ) -> (String, Vec<String>, Option<String>) {
-    let (sni, validation) = validation(snapshot, history, hostname);
+    verified_by(mesh_context(&rendered(inputs(snapshot, history), hostname)[0]))
+}
+
+fn verified_by(context: tls::UpstreamTlsContext) -> (String, Vec<String>, Option<String>) {
+    let (sni, validation) = validation_of(context);
     let names = validation.match_typed_subject_alt_names.iter().map(|name| {
         format!(
             "{:?}",
@@ -477,6 +484,119 @@ fn grpc_is_given_a_peers_service_only_under_the_name_that_the_peer_knows() {
     assert!(asked("pay-west.here", ClientKind::Envoy), "its cluster asks for the exported name");
 }
 
+/// Returns a mesh in the trust domain cluster.local, whose name `fees.global` is joined with services of west, whose certificates name
+/// the trust domain cluster.local too, and of north.
+fn joined(own: bool) -> Mesh {
+    let of = |address: &str| {
+        service("fees.global", vec![port(443, PortProtocol::Tcp)], vec![endpoint(address, 1)])
+    };
+    let own = own.then(|| shard("a", "n1", vec![of("10.1.0.1")]));
+    let of_peers =
+        ["west", "north"].map(|peer| of_peer(peer, &format!("fees.{peer}.global"), of("10.1.0.1")));
+    let networks = [("west", "192.0.2.1"), ("north", "192.0.2.2")].map(|(peer, address)| {
+        let gateways = vec![isthmus_snapshot::testing::gateway(address, 1)];
+        isthmus_snapshot::testing::network(&format!("peer/{peer}/n"), gateways)
+    });
+    let mut mesh = Mesh::new(networks.to_vec(), own.into_iter().chain(of_peers).collect());
+    let trust_domain = TrustDomain::parse("cluster.local").expect("legal");
+    let west = importing("west", true);
+    let who = west.who.clone().map(|who| PeerIdentity { trust_domain, ..who });
+    let west = isthmus_settings::peer::Peer { who, ..west };
+    let peers = vec![Arc::new(west), Arc::new(importing("north", true))];
+    mesh.policy = Policy { peers, ..(*mesh.policy).clone() }.into();
+    mesh.trust_roots = roots(&[("west", "the roots of west"), ("north", "the roots of north")]);
+    mesh
+}
+
+/// Returns the name of each transport socket with mutual TLS, with the server name, the accepted names and the inline roots.
+fn sockets(
+    snapshot: &Snapshot,
+    history: &ClusterHistory,
+) -> Vec<(String, String, Vec<String>, Option<String>)> {
+    let cluster = &rendered(inputs(snapshot, history), "fees.global")[0];
+    let (raw, tls) = cluster.transport_socket_matches.split_last().expect("several");
+    assert_eq!(raw.name, "raw");
+    let one = |socket: &cluster::cluster::TransportSocketMatch| {
+        let peer = socket.name.strip_prefix("peer/");
+        assert_eq!(socket.r#match, Some(peer.map_or_else(mesh_mode, mesh_mode_of)));
+        let alone = cluster::Cluster {
+            transport_socket_matches: vec![
+                cluster::cluster::TransportSocketMatch { r#match: Some(mesh_mode()), ..socket.clone() },
+                raw.clone(),
+            ],
+            ..cluster::Cluster::default()
+        };
+        let context = mesh_context(&alone);
+        let (sni, names, roots) = verified_by(context);
+        (socket.name.clone(), sni, names, roots)
+    };
+    tls.iter().map(one).collect()
+}
+
+#[test]
+fn each_organisation_of_a_joined_name_has_a_socket_with_its_own_roots_and_identities() {
+    let (mesh, history) = (joined(true), ClusterHistory::default());
+    let socket = |name: &str, sni: &str, pattern: &str, roots: Option<&str>| {
+        (name.to_owned(), sni.to_owned(), vec![pattern.to_owned()], roots.map(str::to_owned))
+    };
+    let own =
+        socket("mesh", "outbound_.443_._.fees.global", "Prefix(\"spiffe://cluster.local/ns/shop/\")", None);
+    let north = socket(
+        "peer/north",
+        "outbound_.443_._.fees.north.global",
+        "Exact(\"spiffe://north/ns/pay/sa/pay\")",
+        Some("the roots of north"),
+    );
+    let west = |roots| {
+        let name = "Exact(\"spiffe://cluster.local/ns/pay/sa/pay\")";
+        socket("peer/west", "outbound_.443_._.fees.west.global", name, Some(roots))
+    };
+    // The two domains of one name share no roots, which a validator by trust domain could not keep apart.
+    assert_eq!(
+        sockets(&mesh.snapshot(), &history),
+        [north.clone(), west("the roots of west"), own.clone()],
+        "the sockets of peers come first, since `mesh` matches their endpoints too"
+    );
+    let changed = Mesh {
+        trust_roots: roots(&[("west", "new roots of west"), ("north", "the roots of north")]),
+        ..mesh.clone()
+    };
+    let snapshot = build::all(changed.world(), 2);
+    assert_eq!(sockets(&snapshot, &history), [north, west("new roots of west"), own]);
+    // A peer that is no peer any more loses its socket, and one that has only lost its endpoints keeps it.
+    let west_alone = |generation, keeps_peer: bool| {
+        let mut mesh = changed.clone();
+        mesh.shards.pop();
+        let peers = mesh.policy.peers[..if keeps_peer { 2 } else { 1 }].to_vec();
+        mesh.policy = Policy { peers, ..(*mesh.policy).clone() }.into();
+        let snapshot = build::all(mesh.world(), generation);
+        sockets(&snapshot, &history).len()
+    };
+    assert_eq!((west_alone(3, true), west_alone(4, false)), (3, 2));
+}
+
+#[test]
+fn endpoints_of_peers_that_are_joined_say_whose_they_are() {
+    let peers_of = |own: bool| {
+        let snapshot = joined(own).snapshot();
+        let service = snapshot.service("fees.global").expect("a service");
+        let viewer = Viewer { network: Network::new("n1"), ..Viewer::default() };
+        let given = view(&snapshot, service, &service.ports[0], "", &viewer).expect("all of it");
+        let owner = service.import.as_ref().map(|import| &*import.peer);
+        let peer = |entry: &Entry| {
+            let metadata = lb_endpoint(entry, owner).metadata.expect("of mutual TLS");
+            metadata.filter_metadata[TRANSPORT_MATCH].fields.get(PEER).cloned()
+        };
+        let text = |value: Option<Value>| match value.and_then(|value| value.kind) {
+            Some(ValueKind::StringValue(text)) => text,
+            _ => String::new(),
+        };
+        given.entries.iter().map(|entry| text(peer(entry))).collect::<Vec<_>>()
+    };
+    assert_eq!(peers_of(true), ["", "west", "north"]);
+    assert_eq!(peers_of(false), ["", "north"], "the first peer owns the name");
+}
+
 #[test]
 fn priorities_are_localities_apart() {
     let near = |host: &str, service: &str| Service {
@@ -499,8 +619,8 @@ fn priorities_are_localities_apart() {
         let found = Found { service, port: &service.ports[0], subset: "" };
         let given = view(&snapshot, found.service, found.port, found.subset, &viewer).expect("all of it");
         let localities = match client {
-            ClientKind::Envoy => for_envoy(&given.entries),
-            ClientKind::Grpc => for_grpc(&given.entries),
+            ClientKind::Envoy => for_envoy(&given.entries, None),
+            ClientKind::Grpc => for_grpc(&given.entries, None),
         };
         // gRPC clients cannot use the gateway: the port is not routed by host name.
         let wanted: &[u32] = if client == ClientKind::Envoy { &[0, 1] } else { &[0] };
