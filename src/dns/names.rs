@@ -190,12 +190,17 @@ impl Names {
         Some((service.ports.iter().find(|view| view.name.eq_ignore_ascii_case(port))?, service))
     }
 
-    /// Returns the addresses of a service: for an imported service its virtual addresses, otherwise its own addresses. If this
+    /// Returns the addresses of a service: for an imported service, and for one without addresses that is joined with a peer's, its
+    /// virtual addresses, otherwise its own addresses. If this
     /// gateway's cluster gives addresses, only these are returned, because virtual addresses of other clusters have no meaning
     /// here.
     pub fn addresses(&self, service: &ServiceView) -> Vec<IpAddr> {
-        if service.import.is_some() {
-            return service.addresses.iter().copied().filter(|ip| self.ranges.has(*ip)).collect();
+        if service.has_virtual_addresses() {
+            let given: Vec<IpAddr> =
+                service.addresses.iter().copied().filter(|ip| self.ranges.has(*ip)).collect();
+            if service.import.is_some() || !given.is_empty() {
+                return given;
+            }
         }
         // An alias has the addresses of its target.
         let stands_for =
@@ -214,10 +219,11 @@ impl Names {
         }
     }
 
-    /// Returns true if the server answers for a service: the service is a peer's, or rules lead to one of its ports. Other services
+    /// Returns true if the server answers for a service: the service is a peer's or joined with one, or rules lead to one of its
+    /// ports. Other services
     /// cannot be reached through a listener, so the server does not answer for them.
     fn is_answered(&self, service: &ServiceView) -> bool {
-        service.import.is_some() || service.is_offered(self.snapshot.networks())
+        service.import.is_some() || !service.joined.is_empty() || service.is_offered(self.snapshot.networks())
     }
 
     /// Returns the pods of a headless service that have names and are ready on this gateway's network, each with its addresses.

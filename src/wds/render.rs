@@ -435,7 +435,7 @@ fn families(families: ServiceFamilies) -> proto::IpFamilies {
 /// Returns the virtual addresses of a service that a viewer can use, in the order in which the service has them: those of its own
 /// cluster, or else those that belong to no cluster. The ranges of two clusters usually overlap.
 fn addresses(found: &ServiceView, viewer: &Viewer) -> Vec<IpAddr> {
-    if found.import.is_some() {
+    if found.has_virtual_addresses() {
         return found.addresses.clone();
     }
     let of = |cluster: &ClusterId| -> Vec<IpAddr> {
