@@ -43,7 +43,7 @@ pub(crate) fn endpoints(snapshot: &Snapshot, upstreams: &Upstreams) -> Vec<Shown
 
 /// Returns the endpoints of one service, on every network.
 pub(super) fn of_service(snapshot: &Snapshot, service: &ServiceView, upstreams: &Upstreams) -> Vec<Shown> {
-    let parts = service.parts.iter();
+    let parts = service.all_parts();
     parts
         .flat_map(|part| {
             let all = part.service.endpoints.iter();

@@ -172,7 +172,7 @@ fn check_network(snapshot: &Snapshot, network: &Network) -> Result<(), HorizonEr
         return Ok(());
     }
     let services = snapshot.services();
-    let parts = || services.iter().flat_map(|service| &service.parts);
+    let parts = || services.iter().flat_map(|service| service.all_parts());
     let told = parts().flat_map(|part| {
         let own = part.service.endpoints.iter().filter_map(|endpoint| endpoint.template.network.as_ref());
         own.chain([&part.origin.network])

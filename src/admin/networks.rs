@@ -124,7 +124,7 @@ pub(crate) fn networks(
 ) -> Vec<api::network::Network> {
     let mut counts: BTreeMap<&Network, Count> =
         snapshot.networks().iter().map(|(name, _)| (name, Count::default())).collect();
-    for part in snapshot.services().into_iter().flat_map(|service| &service.parts) {
+    for part in snapshot.services().into_iter().flat_map(|service| service.all_parts()) {
         for endpoint in part.service.endpoints.iter() {
             let network = network_of(endpoint, &part.origin, snapshot.networks());
             let count = counts.entry(network).or_default();

@@ -21,6 +21,7 @@ use isthmus_api::text::milliseconds;
 use isthmus_dataplane::carriers::pool::{Carriers, OfPeer};
 use isthmus_model::name::HostName;
 use isthmus_model::place::Network;
+use isthmus_model::service::Service;
 use isthmus_peer::addresses::of_gateways;
 use isthmus_peer::imports::registry::NO_GATEWAY;
 use isthmus_peer::status::{LinkState, LinkStatus, LinkTable};
@@ -379,6 +380,7 @@ pub fn detail(snapshot: &Snapshot, peer: &Peer) -> PeerDetail {
         from: peer.from.iter().map(ToString::to_string).collect(),
         exported: exported(snapshot, &peer.name),
         imported: imported(snapshot, peer),
+        left_out: left_out(snapshot, peer),
         asked: rules.map(ToString::to_string).collect(),
         carry: peer.carry.iter().map(|direction| direction.text().to_owned()).collect(),
         conflicts: snapshot.export_conflicts(&peer.name),
@@ -398,16 +400,40 @@ fn exported(snapshot: &Snapshot, peer: &str) -> Vec<Exchanged> {
 
 /// Returns the services of a peer, in order of their names here.
 fn imported(snapshot: &Snapshot, peer: &Peer) -> Vec<Exchanged> {
-    let one = |service: &ServiceView| {
-        let import = service.import.as_ref()?;
+    let owned = |service: &ServiceView| {
+        let import = service.import.as_ref().filter(|import| import.peer == peer.name)?;
         Some(exchanged(&import.exported_name, service, peer.namespace_of(&service.namespace)))
     };
-    let of_peer = snapshot.services().into_iter().filter(|service| is_of(service, peer));
-    of_peer.filter_map(|service| one(service)).collect()
+    let joined = |service: &ServiceView| {
+        let mut parts = service.joined.iter().filter_map(|part| of_peer(&part.service, peer));
+        Some(Exchanged { joined: true, ..parts.next()? })
+    };
+    let services = snapshot.services().into_iter();
+    services.filter_map(|service| owned(service).or_else(|| joined(service))).collect()
+}
+
+/// Returns the services of a peer that clients cannot reach, because other services have their names.
+fn left_out(snapshot: &Snapshot, peer: &Peer) -> Vec<Exchanged> {
+    let services = snapshot.services().into_iter();
+    let conflicts = services.flat_map(|service| service.conflicts.clone());
+    conflicts.filter_map(|conflict| of_peer(conflict.left_out.as_deref()?, peer)).collect()
+}
+
+/// Returns a service as the peer exports it; `None` if it is not the peer's.
+fn of_peer(service: &Service, peer: &Peer) -> Option<Exchanged> {
+    let import = service.import.as_ref().filter(|import| import.peer == peer.name)?;
+    let ports = service.ports.iter().map(|port| format!("{}/{}", port.port, port.protocol.text()));
+    Some(Exchanged {
+        exported_name: import.exported_name.to_string(),
+        service: service.key.hostname.to_string(),
+        namespace: peer.namespace_of(&service.key.namespace).to_owned(),
+        ports: ports.collect(),
+        ..Exchanged::default()
+    })
 }
 
 fn is_of(service: &ServiceView, peer: &Peer) -> bool {
-    service.import.as_ref().is_some_and(|import| import.peer == peer.name)
+    service.import_from(&peer.name).is_some()
 }
 
 fn exchanged(name: &HostName, service: &ServiceView, namespace: &str) -> Exchanged {
@@ -417,7 +443,7 @@ fn exchanged(name: &HostName, service: &ServiceView, namespace: &str) -> Exchang
         service: service.name.to_string(),
         namespace: namespace.to_owned(),
         ports: ports.collect(),
-        tls: None,
+        ..Exchanged::default()
     }
 }
 

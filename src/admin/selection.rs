@@ -128,7 +128,7 @@ fn of_network(snapshot: &Snapshot, query: &str, opened: Selection) -> Selection 
     let mut services = Vec::new();
     for service in snapshot.services() {
         let mut placed = Placed::default();
-        for part in &service.parts {
+        for part in service.all_parts() {
             for endpoint in part.service.endpoints.iter() {
                 if is_it(network_of(endpoint, &part.origin, snapshot.networks())) {
                     placed.endpoints += 1;

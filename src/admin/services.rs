@@ -62,7 +62,7 @@ fn port(port: &PortView) -> api::service::Port {
 }
 
 fn clusters(service: &ServiceView) -> Vec<String> {
-    let mut clusters: Vec<&ClusterId> = service.parts.iter().map(|part| &part.origin.cluster).collect();
+    let mut clusters: Vec<&ClusterId> = service.all_parts().map(|part| &part.origin.cluster).collect();
     clusters.sort();
     clusters.dedup();
     clusters.into_iter().map(ToString::to_string).collect()

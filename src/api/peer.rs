@@ -146,6 +146,8 @@ pub struct PeerDetail {
     pub exported: Vec<Exchanged>,
     /// The peer's services that are imported here.
     pub imported: Vec<Exchanged>,
+    /// The peer's services that clients cannot reach, because other services have their names.
+    pub left_out: Vec<Exchanged>,
     /// The names that the import rules request from the peer.
     pub asked: Vec<String>,
     /// The directions in which the config allows calls on carriers: `fromPeer`, `toPeer`.
@@ -171,4 +173,7 @@ pub struct Exchanged {
     /// `tls` of the rule that exports the service; absent for services of the peer.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub tls: Option<String>,
+    /// True if a service of the peer is joined with one of this mesh, or of a peer before it; absent otherwise.
+    #[serde(skip_serializing_if = "std::ops::Not::not")]
+    pub joined: bool,
 }

@@ -79,6 +79,8 @@ struct PeerPlan {
     dropped: Vec<Exchanged>,
     /// Imported services whose names in this mesh change.
     renamed: Vec<Changed>,
+    /// Services of the peer that are joined with equal names only after the change.
+    joined: Vec<Exchanged>,
     /// Source addresses whose SNI callers are recognised as callers of the peer after the change, but not before it.
     from: Vec<String>,
     /// Source addresses whose SNI callers are recognised as callers of the peer before the change, but not after it.
@@ -205,8 +207,10 @@ fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>, Vec<Peer>), 
         peers.push(client::typed::<PeerDetail>(detail.json()?)?);
     }
     let mut services: Vec<Listed> = client::read(admin, &requests::SERVICES)?;
+    let imported = peers.iter().flat_map(|peer| &peer.imported);
+    // A name that a peer joins is another organisation's, perhaps ours.
     let imported: BTreeSet<&str> =
-        peers.iter().flat_map(|peer| &peer.imported).map(|service| &*service.service).collect();
+        imported.filter(|service| !service.joined).map(|service| &*service.service).collect();
     services.retain(|service| !imported.contains(&*service.hostname));
     Ok((peers, services, all))
 }
@@ -282,22 +286,33 @@ fn plans(before: &[PeerDetail], after: &Snapshot) -> Vec<PeerPlan> {
     let gone = before.iter().filter(|peer| !after.policy.peers.iter().any(|one| *one.name == *peer.name));
     let gone = gone.map(|peer| PeerPlan { change: Change::Removed, ..compare(peer, &PeerDetail::default()) });
     let none = PeerDetail::default();
+    let mut owners = Owners::default();
     let next = after.policy.peers.iter().map(|peer| {
         let before = before.iter().find(|one| one.name == *peer.name).unwrap_or(&none);
         let mut detail = peers::detail(after, peer);
-        take_imports(&mut detail, before, peer, after);
+        take_imports(&mut detail, before, peer, (after, &mut owners));
         let change = if added(&peer.name) { Change::Added } else { Change::Kept };
         PeerPlan { change, ..compare(before, &detail) }
     });
     gone.chain(next).filter(|plan| !plan.is_empty()).collect()
 }
 
+/// The names that earlier peers own after the change, each with whether their rules let others join it.
+type Owners = BTreeMap<String, bool>;
+
 /// Adds the known services of the peer to `detail`, under the names that the changed rules give them.
-fn take_imports(detail: &mut PeerDetail, before: &PeerDetail, peer: &policy::Peer, after: &Snapshot) {
+fn take_imports(
+    detail: &mut PeerDetail,
+    before: &PeerDetail,
+    peer: &policy::Peer,
+    (after, owners): (&Snapshot, &mut Owners),
+) {
     let mut taken: BTreeMap<&str, usize> = BTreeMap::new();
-    let mut known: Vec<&Exchanged> = before.imported.iter().collect();
-    known.sort_by(|one, other| one.exported_name.cmp(&other.exported_name));
-    for service in known {
+    let reached = before.imported.iter().map(|service| (service, true));
+    let left_out = before.left_out.iter().map(|service| (service, false));
+    let mut known: Vec<(&Exchanged, bool)> = reached.chain(left_out).collect();
+    known.sort_by(|(one, _), (other, _)| one.exported_name.cmp(&other.exported_name));
+    for (service, is_reached) in known {
         let Ok(exported) = HostName::parse(&service.exported_name) else { continue };
         let Some(rule) = peer.import_of(exported.as_str()) else { continue };
         let count = taken.entry(&rule.rule).or_default();
@@ -319,13 +334,30 @@ fn take_imports(detail: &mut PeerDetail, before: &PeerDetail, peer: &policy::Pee
                 continue;
             }
         };
-        if after.service(named.as_str()).is_some_and(|ours| ours.import.is_none()) {
-            detail.conflicts.push(format!(
-                "{exported} gets the name {named}, which is the name of a service of ours, so clients cannot reach it"
-            ));
-        }
+        let is_ours = after.service(named.as_str()).is_some_and(|ours| ours.import.is_none());
+        let is_open = if is_ours { Some(true) } else { owners.get(named.as_str()).copied() };
         *count += 1;
-        detail.imported.push(Exchanged { service: named.to_string(), ..service.clone() });
+        let joined = match is_open {
+            None => {
+                owners.insert(named.to_string(), rule.merge);
+                false
+            }
+            Some(is_open) if is_open && rule.merge => true,
+            Some(_) if !is_reached => continue,
+            Some(_) => {
+                let whose = if is_ours { "a service of ours" } else { "a service of an earlier peer" };
+                detail.conflicts.push(format!(
+                    "{exported} gets the name {named}, which is the name of {whose}, so clients cannot reach it; `merge: true` in {} \
+                     joins them",
+                    rule.rule
+                ));
+                if service.joined {
+                    continue;
+                }
+                false
+            }
+        };
+        detail.imported.push(Exchanged { service: named.to_string(), joined, ..service.clone() });
     }
 }
 
@@ -348,6 +380,7 @@ fn compare(before: &PeerDetail, after: &PeerDetail) -> PeerPlan {
         asked: less(&after.asked, &before.asked),
         not_asked: less(&before.asked, &after.asked),
         dropped: imports.removed,
+        joined: imports.added.into_iter().filter(|service| service.joined).collect(),
         renamed: imports.changed,
         from: less(&after.from, &before.from),
         not_from: less(&before.from, &after.from),
@@ -484,9 +517,18 @@ fn print_peer(plan: &PeerPlan, out: &mut impl Write) -> Result<(), Failure> {
     for service in &plan.dropped {
         writeln!(out, "  {less} import {} (here {})", text(&service.exported_name), text(&service.service))?;
     }
+    for service in &plan.joined {
+        let (name, with) = (text(&service.exported_name), text(&service.service));
+        writeln!(out, "  {more} import {name} (joined with {with})")?;
+    }
     for Changed { before, after } in &plan.renamed {
         let (name, old, new) = (text(&after.exported_name), text(&before.service), text(&after.service));
-        writeln!(out, "  {other} import {name} (here {old} -> {new})")?;
+        match (before.service == after.service, after.joined) {
+            (true, true) => writeln!(out, "  {other} import {name} (joined with {new})")?,
+            (true, false) => writeln!(out, "  {other} import {name} (no longer joined with {new})")?,
+            (false, true) => writeln!(out, "  {other} import {name} (here {old} -> joined with {new})")?,
+            (false, false) => writeln!(out, "  {other} import {name} (here {old} -> {new})")?,
+        }
     }
     for name in &plan.hbone_only {
         let warning = paint("warning:", Colour::Yellow);
@@ -612,7 +654,7 @@ mod tests {
             service: format!("{name}.pay.west"),
             namespace: "pay".to_owned(),
             ports: vec!["443/TLS".to_owned()],
-            tls: None,
+            ..Exchanged::default()
         };
         let mut before = details(&world(&["a.here"], OLD));
         before[0].imported = ["a", "b", "c", "d"].map(exchanged).to_vec();
@@ -630,6 +672,49 @@ mod tests {
         assert!(
             conflicts.contains("c.pay.west is left out: peers[0].import[1] has reached its limit of 1"),
             "{conflicts}"
+        );
+    }
+
+    #[test]
+    fn the_plan_has_what_would_be_joined_and_what_would_be_no_longer() {
+        let fees = Exchanged {
+            exported_name: "fees.west".to_owned(),
+            service: "fees.mesh".to_owned(),
+            namespace: "pay".to_owned(),
+            ports: vec!["443/TLS".to_owned()],
+            ..Exchanged::default()
+        };
+        let peers = |west: &str, north: &str| {
+            format!(
+                "- {{name: west, import: [{{services: [fees.west], as: fees.mesh{west}}}]}}\n- {{name: north, import: [{{services: \
+                 [fees.north], as: fees.mesh{north}}}]}}\n"
+            )
+        };
+        let plan = |before: &[PeerDetail], services: &[&str], west: &str, north: &str| {
+            printed(&plans(before, &world(services, &peers(west, north))))
+        };
+        let merge = ", merge: true";
+        let mut before = details(&world(&["fees.mesh"], &peers("", "")));
+        before[0].left_out = vec![fees.clone()];
+        assert_eq!(
+            plan(&before, &["fees.mesh"], merge, ""),
+            "peer west\n  + import fees.west (joined with fees.mesh)\n"
+        );
+        assert_eq!(plan(&before, &["fees.mesh"], "", ""), "nothing changes for any peer\n");
+        // Two peers have the name.
+        let of_north = Exchanged { exported_name: "fees.north".to_owned(), ..fees.clone() };
+        (before[0].left_out, before[0].imported) = (Vec::new(), vec![fees.clone()]);
+        before[1].left_out = vec![of_north];
+        assert_eq!(
+            plan(&before, &[], merge, merge),
+            "peer north\n  + import fees.north (joined with fees.mesh)\n"
+        );
+        assert_eq!(plan(&before, &[], "", merge), "nothing changes for any peer\n", "west does not consent");
+        before[0].imported = vec![Exchanged { joined: true, ..fees }];
+        let text = plan(&before, &["fees.mesh"], "", "");
+        assert!(
+            text.starts_with("peer west\n  - import fees.west (here fees.mesh)\n  warning: fees.west gets"),
+            "{text}"
         );
     }
 }
