@@ -60,6 +60,7 @@ mod identity;
 mod interop;
 mod istiod;
 mod istiod_fields;
+mod joined_names;
 mod kernel_memory;
 mod kube_fake;
 mod kube_records;

@@ -107,10 +107,15 @@ pub const WEB: &str = "spiffe://east.example/ns/front/sa/web";
 /// Returns a workload with an identity of west. `authority` issues the workload's certificate. The workload accepts callers
 /// whose certificates chain to `east`.
 pub fn workload(name: &'static str, authority: &Pki, east: &Pki) -> Backend {
+    workload_of(name, authority, &format!("spiffe://west.example/ns/pay/sa/{name}"), east)
+}
+
+/// Returns a workload that answers with this name and has this identity.
+pub fn workload_of(name: &'static str, authority: &Pki, identity: &str, east: &Pki) -> Backend {
     let mut roots = RootCertStore::empty();
     roots.add(east.ca_der()).expect("a root");
     let verifier = WebPkiClientVerifier::builder(Arc::new(roots)).build().expect("a verifier");
-    let issued = authority.issue(&[], Some(&format!("spiffe://west.example/ns/pay/sa/{name}")));
+    let issued = authority.issue(&[], Some(identity));
     let config = ServerConfig::builder().with_client_cert_verifier(verifier);
     let config = Arc::new(config.with_single_cert(vec![issued.certificate], issued.key).expect("a server"));
     Backend::start_at("127.0.0.1:0".parse().expect("an address"), move |stream| {
@@ -128,18 +133,32 @@ pub fn client(
     services: &[&str],
     form: &str,
 ) -> Envoy {
+    let hosts: Vec<String> = services.iter().map(|name| format!("{name}.pay.west.global")).collect();
+    let services: Vec<(&str, &str)> =
+        services.iter().copied().zip(hosts.iter().map(String::as_str)).collect();
+    client_of(binary, of, control, &services, form)
+}
+
+/// Starts an Envoy that has a listener for each of these services: the listener's name, and the host name of the service.
+pub fn client_of(
+    binary: &OsString,
+    of: &Organisation,
+    control: SocketAddr,
+    services: &[(&str, &str)],
+    form: &str,
+) -> Envoy {
     let folder = tempfile::tempdir().expect("a folder");
     let issued = of.pki.issue(&[], Some(WEB));
     let write = |name: &str, text: &str| std::fs::write(folder.path().join(name), text).expect("written");
     write("ca.pem", &of.pki.ca_pem());
     write("client.pem", &issued.certificate_pem);
     write("client.key", &issued.key_pem);
-    let listener = |name: &&str| {
+    let listener = |(name, host): &(&str, &str)| {
         format!(
             "\n    - name: {name}\n      address: {{socket_address: {{address: 127.0.0.1, port_value: 0}}}}\n      filter_chains:\n        \
              - filters:\n            - name: envoy.filters.network.tcp_proxy\n              typed_config:\n                \
              \"@type\": type.googleapis.com/envoy.extensions.filters.network.tcp_proxy.v3.TcpProxy\n                \
-             stat_prefix: {name}\n                cluster: \"outbound|80||{name}.pay.west.global\"\n"
+             stat_prefix: {name}\n                cluster: \"outbound|80||{host}\"\n"
         )
     };
     let config = include_str!("../interop/envoy-horizon.yaml")
