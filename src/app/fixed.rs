@@ -63,7 +63,8 @@ impl Fixed {
             xds: self.xds.is_some(),
             dns: self.dns_server.is_some(),
             health_checks: config.policy.has_checks(),
-            carriers: config.policy.peers.iter().any(|peer| peer.carries(Carry::ToPeer)),
+            passes_on: config.policy.passes_on()
+                || config.policy.peers.iter().any(|peer| peer.carries(Carry::ToPeer)),
         }
     }
 

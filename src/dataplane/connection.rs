@@ -15,7 +15,7 @@ use super::peek::{Accepted, Peeked, Unserved, peek};
 use super::permits::LimitRefusal;
 use super::refuse::{self, Farewell};
 use super::relay::{self, Parked, relay};
-use isthmus_decisions::decision::Requested;
+use isthmus_decisions::decision::{Onward, Requested};
 use isthmus_model::alert::Alert;
 use isthmus_model::alpn::Protocols;
 use isthmus_model::reason::Reason;
@@ -169,7 +169,7 @@ fn decide(accepted: &Accepted, peeked: &Peeked<'_>) -> Result<Attempts, Unserved
         Asked { listener, requested, alpn, identity: None, kind: CallerKind::default(), is_passed_on: false };
     let mut attempts = admit(core, &snapshot, entry, &asked).map_err(Unserved::Refused)?;
     if let Some(hello) = &peeked.hello
-        && attempts.onward.is_some()
+        && matches!(attempts.onward.as_deref(), Some(Onward::Gateway(_)))
         && core.shared.passed_on.returns(hello.random, entry.source().ip(), Instant::now())
     {
         entry.explain(

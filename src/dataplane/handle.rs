@@ -126,8 +126,8 @@ pub struct DescriptorUses {
     pub dns: bool,
     /// True if endpoints have health checks.
     pub health_checks: bool,
-    /// True if callers of this mesh may call on carriers.
-    pub carriers: bool,
+    /// True if calls may be passed on to another gateway, on a carrier or by HBONE.
+    pub passes_on: bool,
 }
 
 impl EffectiveLimits {
@@ -136,7 +136,7 @@ impl EffectiveLimits {
         let xds_connections = if uses.xds { xds_connections_for(descriptors) } else { 0 };
         let dns_connections = if uses.dns { dns_connections_for(descriptors) } else { 0 };
         let health_checks = if uses.health_checks { checks_for(descriptors) } else { 0 };
-        let each = if uses.carriers { PER_CARRIED_CALL } else { PER_CONNECTION };
+        let each = if uses.passes_on { PER_CARRIED_CALL } else { PER_CONNECTION };
         let allowed =
             connections_for(descriptors, xds_connections + 2 * dns_connections + health_checks, each);
         let pending = limits.pending_hellos.unwrap_or(10_000).min(descriptors / 4);

@@ -498,11 +498,16 @@ impl<'a> Horizon<'a> {
     /// SNI has a transport socket for each organisation; a gRPC client and a ztunnel verify all endpoints by the same roots.
     fn place_joined(&mut self, endpoint: &PortEndpoint<'_>) {
         let is_able = (self.viewer.client, self.viewer.tunnel) == (ClientKind::Envoy, Tunnel::Sni);
-        if is_able && endpoint.tls == TlsMode::Mesh {
+        // The gateway of the viewer's own network knows no name of the peer for it.
+        let reason = if self.snapshot.networks.leaves_by_gateway(&self.viewer.network) {
+            ExclusionReason::OtherOrganisation
+        } else if is_able && endpoint.tls == TlsMode::Mesh {
             return self.place(endpoint);
-        }
+        } else {
+            ExclusionReason::NotVerifiable
+        };
         let weight = endpoint.endpoint.weight.value().into();
-        self.exclude(endpoint.network, &endpoint.origin.cluster, weight, ExclusionReason::NotVerifiable);
+        self.exclude(endpoint.network, &endpoint.origin.cluster, weight, reason);
     }
 
     /// Returns the parts of [`PARTS`] with which an endpoint or gateway counts, if drains leave `left` of it.

@@ -22,8 +22,9 @@ const NODE: &str = "127.0.86.7:15008";
 /// A client on the network of east, and one on no network.
 const CLIENT: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 9);
 const STRANGER: Ipv4Addr = Ipv4Addr::new(127, 0, 0, 77);
-/// The TLS alert `internal_error`.
+/// TLS alerts (RFC 8446 §6).
 const INTERNAL_ERROR: u8 = 80;
+const UNRECOGNIZED_NAME: u8 = 112;
 
 /// Two networks of one mesh, each with a gateway. The clients of net-east call others through the gateway of east, at 127.0.0.1; the
 /// gateway of west is at 127.0.0.2.
@@ -229,7 +230,7 @@ fn a_call_that_would_go_in_a_circle_is_refused() {
     let east = start(networks.mesh.folder(&[]), &networks.config("east", east, "west", echo.address));
     let west = start(networks.mesh.folder(&[]), &networks.config("west", west, "east", echo.address));
     let refused = read_alert(&mut open(CLIENT, &east, &by_mesh_name(RATINGS)));
-    assert_eq!(refused, (Some(INTERNAL_ERROR), true));
+    assert_eq!(refused, (Some(UNRECOGNIZED_NAME), true));
     let line = east.logged("the circle", |line| line["reason"] == "hop_limit");
     assert!(line["detail"].as_str().is_some_and(|text| text.contains("networks[].cidrs")), "{line}");
     assert_eq!(east.access_log().len(), 2, "the call, and the call that came back");
@@ -237,7 +238,7 @@ fn a_call_that_would_go_in_a_circle_is_refused() {
     let own = networks.mesh.pki.issue(&[], Some("spiffe://mesh.example/ns/front/sa/web"));
     let hbone = Hbone::connect(east.listener("mesh"), client(Some(own), &["h2"])).expect("connected");
     let (status, reason) = hbone.open(&format!("{TUNNELLED}:443")).err().expect("refused");
-    assert_eq!((status.as_u16(), reason.as_str()), (508, "hop_limit"));
+    assert_eq!((status.as_u16(), reason.as_str()), (404, "authority_unknown"));
     west.logged("the refusal", |line| line["reason"] == "hop_limit" && line["protocol"] == "hbone");
 }
 
@@ -273,7 +274,7 @@ fn a_service_of_a_peer_is_called_through_the_own_gateway() {
     let line = west_gateway.logged("the call", |line| line["reason"] == "ok");
     assert_eq!(line["peer"], "east", "{line}");
     let refused = read_alert(&mut open(STRANGER, &east_gateway, name)).0;
-    assert_eq!(refused, Some(112), "unrecognized_name");
+    assert_eq!(refused, Some(UNRECOGNIZED_NAME));
     let text = run(&east_gateway, &["explain", name, "--source", "127.0.0.9"]);
     assert!(text.contains("is called through gateways of the peer west"), "{text}");
     assert!(

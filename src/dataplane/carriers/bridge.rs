@@ -32,6 +32,8 @@ pub(crate) struct Stream {
     pub(crate) receive: RecvStream,
     /// Counts the call on its carrier.
     pub(crate) in_use: InUse,
+    /// The reason for which the call ends if the connection of the stream is lost.
+    pub(crate) lost: Reason,
 }
 
 /// How a bridge ended.
@@ -55,7 +57,7 @@ impl From<h2::Error> for End {
 
 /// Passes bytes until both directions have ended, or one side fails. `entry` is that of the caller's connection.
 pub(crate) async fn bridge(core: Rc<Core>, entry: Rc<Entry>, socket: TcpStream, stream: Stream) {
-    let Stream { send, receive, in_use } = stream;
+    let Stream { send, receive, in_use, lost } = stream;
     // The kernel counts what the relay has not read among the buffers of the call; what waits on this side has a bound of its own.
     let _ = bound_unsent(&socket, UNSENT_MAX);
     let mut bridge = Bridge {
@@ -86,7 +88,7 @@ pub(crate) async fn bridge(core: Rc<Core>, entry: Rc<Entry>, socket: TcpStream, 
         End::Relay => bridge.send.send_reset(h2::Reason::CANCEL),
         End::Peer => reset_on_close(&socket),
         End::Carrier => {
-            entry.cut(Reason::CarrierLost);
+            entry.cut(lost);
             reset_on_close(&socket);
         }
     }
@@ -312,7 +314,7 @@ mod tests {
             Arc::<Carriers>::default().register(Carrier::new("west".into(), gateway, Carry::ToPeer, None));
         let in_use = registered.expect("room").begin();
         let entry = rig.entry(ConnectionProtocol::Sni);
-        let stream = Stream { send, receive, in_use };
+        let stream = Stream { send, receive, in_use, lost: Reason::CarrierLost };
         rig.core.scope.spawn(bridge(rig.core.clone(), entry.clone(), socket, stream));
         Bridged { entry, relay, send: theirs, receive: request.into_body(), lose }
     }

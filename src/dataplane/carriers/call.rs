@@ -61,7 +61,7 @@ pub(crate) async fn call(
                     Reason::Internal
                 })?;
                 let (send, receive) = stream;
-                let stream = Stream { send, receive, in_use };
+                let stream = Stream { send, receive, in_use, lost: Reason::CarrierLost };
                 core.scope.spawn(Box::pin(bridge(core.clone(), entry.clone(), far, stream)));
                 attempts.replay = None;
                 return Ok((near, in_flight));

@@ -13,7 +13,7 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::Candidates;
 use isthmus_snapshot::service_view::{PortView, ServiceView};
 
-/// The number of services whose gateways are kept. Beyond this number, all are dropped.
+/// The number of services whose gateways are kept. Beyond this number, those of earlier snapshots are dropped, or else all.
 const KEPT_MAX: usize = 4_096;
 
 /// The service, its port, and the subset. The fourth part tells the kinds of names apart.
@@ -64,7 +64,10 @@ impl FarGateways for KeptGateways {
             _ => Arc::new(computed),
         });
         if all.len() >= KEPT_MAX {
-            all.clear();
+            all.retain(|_, kept| kept.generation == snapshot.generation);
+            if all.len() >= KEPT_MAX {
+                all.clear();
+            }
         }
         all.insert(key, Kept { generation: snapshot.generation, candidates: candidates.clone() });
         candidates

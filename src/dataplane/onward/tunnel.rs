@@ -1,6 +1,7 @@
 //! A CONNECT stream to a gateway of another network, for the stream of a caller on the own network. Each call has a connection of its
 //! own: mutual TLS with this gateway's certificate, then HTTP/2. The caller's inner tunnel goes through unread.
 
+use std::fmt::Display;
 use std::net::SocketAddr;
 use std::rc::Rc;
 use std::sync::Arc;
@@ -8,7 +9,7 @@ use std::sync::Arc;
 use h2::client;
 use http::StatusCode;
 use tokio::net::TcpStream;
-use tokio::time::{Instant, sleep_until};
+use tokio::time::{Instant, sleep_until, timeout_at};
 use tokio_rustls::TlsConnector;
 
 use crate::carriers::bridge::{Stream, bridge};
@@ -20,6 +21,7 @@ use crate::entry::Entry;
 use isthmus_decisions::decision::Carried;
 use isthmus_model::identity::{Identity, TrustDomain};
 use isthmus_model::reason::Reason;
+use isthmus_net::socket::{UNSENT_MAX, bound_unsent, keep_alive};
 use isthmus_settings::peer::Carry;
 use isthmus_snapshot::Snapshot;
 use isthmus_tls::client as tls;
@@ -41,13 +43,23 @@ pub(crate) async fn open(
     address: SocketAddr,
     to: &Carried,
 ) -> Result<TcpStream, Refused> {
-    let until = Instant::now() + core.mesh.snapshot().policy.timeouts.connect_total;
+    // The relay sets these on the socket of an endpoint, in whose place it has one end of a pair. Without them the kernel notices late
+    // that the far gateway has gone.
+    let _ = keep_alive(&socket).and_then(|()| bound_unsent(&socket, UNSENT_MAX));
+    let (begun, timeouts) = (Instant::now(), core.mesh.snapshot().policy.timeouts);
+    // A gateway that accepts connections and stays silent leaves time for another one.
+    let opening = async {
+        let agreeing = agree(core, entry, socket, address, to);
+        let in_use = timeout_at(begun + timeouts.connect, agreeing).await;
+        ask(core, entry, address, to, in_use.unwrap_or_else(|_| Err(elsewhere(Reason::EndpointTimeout)))?)
+            .await
+    };
     // Priority: an order to end, then the answer, then the time.
     let stream = tokio::select! {
         biased;
         reason = entry.cut_ordered() => return Err(Refused::for_good(reason)),
-        opened = connect(core, entry, socket, address, to) => opened?,
-        () = sleep_until(until) => return Err(elsewhere(Reason::EndpointTimeout)),
+        opened = opening => opened?,
+        () = sleep_until(begun + timeouts.connect_total) => return Err(elsewhere(Reason::EndpointTimeout)),
     };
     let (near, far) = pair().await.map_err(|error| {
         entry.explain(format!("no sockets for the call: {error}"));
@@ -57,18 +69,20 @@ pub(crate) async fn open(
     Ok(near)
 }
 
-/// Negotiates TLS and HTTP/2 with the far gateway, and asks it for the service.
-async fn connect(
+fn failed(entry: &Entry, address: SocketAddr, what: &str, problem: impl Display) -> Refused {
+    entry.add_detail(&format!("{address}: {what}: {problem}"));
+    elsewhere(Reason::EndpointReset)
+}
+
+/// Negotiates TLS and HTTP/2 with the far gateway.
+async fn agree(
     core: &Rc<Core>,
     entry: &Rc<Entry>,
     socket: TcpStream,
     address: SocketAddr,
     to: &Carried,
-) -> Result<Stream, Refused> {
-    let failed = |what: &str, problem: String| {
-        entry.add_detail(&format!("{address}: {what}: {problem}"));
-        elsewhere(Reason::EndpointReset)
-    };
+) -> Result<InUse, Refused> {
+    let failed = |what: &str, problem: String| failed(entry, address, what, problem);
     let (domain, identity) =
         expected(&core.mesh.snapshot(), address, to).ok_or_else(|| Refused::for_good(Reason::NoEndpoints))?;
     let context = &core.shared.hbone.context;
@@ -99,20 +113,31 @@ async fn connect(
     core.scope.spawn(async move { drop(connection.await) });
     let opener = opener.ready().await.map_err(|error| failed("HTTP/2", error.to_string()))?;
     let gateway = (address, proof.identity.shared());
-    let in_use = InUse::begin(&Arc::new(Carrier::new(to.peer.clone(), gateway, Carry::ToPeer, Some(opener))));
+    Ok(InUse::begin(&Arc::new(Carrier::new(to.peer.clone(), gateway, Carry::ToPeer, Some(opener)))))
+}
+
+/// Asks the far gateway for the service.
+async fn ask(
+    core: &Rc<Core>,
+    entry: &Rc<Entry>,
+    address: SocketAddr,
+    to: &Carried,
+    in_use: InUse,
+) -> Result<Stream, Refused> {
     let request = request(core, entry, to).ok_or_else(|| Refused::for_good(Reason::Internal))?;
     let (response, send) =
-        in_use.open(request).ok_or_else(|| failed("HTTP/2", "the connection was lost".to_owned()))?;
+        in_use.open(request).ok_or_else(|| failed(entry, address, "HTTP/2", "the connection was lost"))?;
     match response.await {
         Ok(answer) if answer.status() == StatusCode::OK => {
-            Ok(Stream { send, receive: answer.into_body(), in_use })
+            Ok(Stream { send, receive: answer.into_body(), in_use, lost: Reason::EndpointReset })
         }
         Ok(answer) => {
             let reason = reason_of(&answer, true);
             entry.add_detail(&format!("{address}: {reason}"));
-            Err(Refused { reason, is_elsewhere: reason.status() == Some(503) })
+            // A gateway without the service may be behind in what it knows, and one of another network may have it.
+            Err(Refused { reason, is_elsewhere: matches!(reason.status(), Some(503 | 404)) })
         }
-        Err(error) => Err(failed("HTTP/2", error.to_string())),
+        Err(error) => Err(failed(entry, address, "HTTP/2", error)),
     }
 }
 

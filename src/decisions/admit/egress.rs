@@ -33,21 +33,28 @@ pub(super) fn admit_near_or_far(
     trace: &mut impl Trace,
 ) -> Result<Admission, Refusal> {
     let offered = |offer: &Offer| port.offered(subset, asked, offer);
-    let far = match asking.snapshot.policy.passes_on() {
-        true => far_gateways(asking, service, port, subset, asked),
-        false => None,
-    };
-    let Some(far) = far else { return admit_to(asking, service, port, offered, matched, trace) };
+    let snapshot = asking.snapshot;
+    if !snapshot.networks().leaves_by_gateway(&snapshot.policy.node.network) {
+        return admit_to(asking, service, port, offered, matched, trace);
+    }
+    // They are computed only for callers who are passed on.
+    let far = || far_gateways(asking, service, port, subset, asked);
     match order(asking, trace) {
-        Order::FarFirst => pass_on(asking, service, port, (far, asked), matched, trace),
+        Order::FarFirst => match far() {
+            Some(far) => pass_on(asking, service, port, (far, asked), matched, trace),
+            None => admit_to(asking, service, port, offered, matched, trace),
+        },
         Order::NearFirst => match admit_to(asking, service, port, offered, matched, trace) {
-            Err(Refusal { reason: Reason::NoEndpoints, matched }) => {
-                pass_on(asking, service, port, (far, asked), matched, trace)
-            }
+            Err(Refusal { reason: Reason::NoEndpoints, matched }) => match far() {
+                Some(far) => pass_on(asking, service, port, (far, asked), matched, trace),
+                None => Err(Refusal { reason: Reason::NoEndpoints, matched }),
+            },
             answer => answer,
         },
         Order::NearOnly => match admit_to(asking, service, port, offered, matched, trace) {
-            Err(Refusal { reason: Reason::NoEndpoints, matched }) if asking.request.is_passed_on => {
+            Err(Refusal { reason: Reason::NoEndpoints, matched })
+                if asking.request.is_passed_on && far().is_some() =>
+            {
                 Err(Refusal { reason: Reason::HopLimit, matched })
             }
             answer => answer,
@@ -81,10 +88,16 @@ fn order(asking: &Asking<'_>, trace: &mut impl Trace) -> Order {
         });
         return Order::NearOnly;
     }
+    let is_of_mesh =
+        request.identity.map(|identity| identity.trust_domain() == policy.mesh.trust_domain.as_str());
+    if is_of_mesh == Some(false) {
+        trace.step(|| {
+            format!("the caller's identity is not in the trust domain of this mesh, so the call does not leave the network {own}")
+        });
+        return Order::NearOnly;
+    }
     let network =
         request.source.map(|source| (source, asking.snapshot.networks().network_of_address(source)));
-    let is_of_mesh =
-        request.identity.is_some_and(|identity| identity.trust_domain() == policy.mesh.trust_domain.as_str());
     match network {
         None => {
             trace.step(|| {
@@ -100,7 +113,7 @@ fn order(asking: &Asking<'_>, trace: &mut impl Trace) -> Order {
             });
             Order::FarFirst
         }
-        Some((source, None)) if is_of_mesh => {
+        Some((source, None)) if is_of_mesh.is_some() => {
             trace.step(|| {
                 format!(
                     "the caller is of this mesh, and its source {source} is in no `networks[].cidrs`, so the call leaves the network {own} \
@@ -133,6 +146,12 @@ fn pass_on(
         Ok(granted) => granted,
         Err(reason) => return Err(Refusal { reason, matched }),
     };
+    if granted.offer.clusters.is_some() {
+        trace.step(|| {
+            "the rule names clusters, and which of them a gateway of another network takes is not known here".to_owned()
+        });
+        return Err(Refusal { reason: Reason::NoEndpoints, matched });
+    }
     let permit =
         Permit::Export { hostname: service.export_name.clone(), port: port.port, tls: granted.offer.tls() };
     let exported_name = service.key.hostname.clone();

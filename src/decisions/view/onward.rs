@@ -4,11 +4,12 @@
 use std::fmt::Debug;
 use std::sync::Arc;
 
-use super::{Asker, ClientKind, EntryKind, Tunnel, Viewer, view_by};
+use super::{Asker, ClientKind, Entry, EntryKind, Tunnel, Viewer, view_by};
 use isthmus_model::drain::PARTS;
 use isthmus_model::endpoint::{Encapsulation, Health, Weight};
 use isthmus_model::place::{ClusterId, Distance};
 use isthmus_settings::export_tls::AskedBy;
+use isthmus_settings::peer::peer_of;
 use isthmus_settings::tuning::Tuning;
 use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::candidates::{Candidate, Candidates, EndpointKey, Role};
@@ -62,7 +63,12 @@ pub fn onward(
     let (network, cluster) = (node.network.clone(), node.cluster.clone());
     let viewer = Viewer { network, cluster, tunnel, client, ..Viewer::default() };
     let entries = view_by(snapshot, service, port, subset, &viewer, Asker::Gateway)?.entries;
-    let gateways = || entries.iter().filter(|entry| entry.kind == EntryKind::Gateway);
+    // Organisations that are joined with the name have other names for it.
+    let owner = service.import.as_ref().map(|import| &*import.peer);
+    let leads = |entry: &&Entry| entry.kind == EntryKind::Gateway && peer_of(&entry.network) == owner;
+    // Clients speak one TLS mode to the address of their own gateway, that of the first network.
+    let mode = entries.iter().filter(leads).min_by_key(|entry| &entry.network)?.tls;
+    let gateways = || entries.iter().filter(leads).filter(|entry| entry.tls == mode);
     let first = gateways().map(|entry| entry.priority).min()?;
     let group: Arc<str> = format!("{}:{}", service.name, port.port).into();
     let candidates: Vec<Candidate> = gateways()
