@@ -52,7 +52,8 @@ const FEATURES: &[(&str, &str)] = &[
     (
         "federation",
         "admin/enrolment admin/imported admin/peer_metrics admin/peers api/peer app/peers aggregator/spec/peer \
-        cli/enrol cli/peers cli/plan config/peers config/table/peers dataplane/carriers decisions/admit/carried model/import \
+        cli/enrol cli/peers cli/plan config/peers config/table/peers dataplane/carriers dataplane/onward decisions/admit/carried decisions/admit/egress \
+        decisions/view/onward model/import \
         model/link model/set_hash peer/ settings/peer snapshot/exported tls/announced tls/pinned tls/root_file",
     ),
     (

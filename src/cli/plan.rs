@@ -706,10 +706,14 @@ mod tests {
         (before[0].left_out, before[0].imported) = (Vec::new(), vec![fees.clone()]);
         before[1].left_out = vec![of_north];
         assert_eq!(
-            plan(&before, &[], merge, merge),
+            plan(&before, &["other.mesh"], merge, merge),
             "peer north\n  + import fees.north (joined with fees.mesh)\n"
         );
-        assert_eq!(plan(&before, &[], "", merge), "nothing changes for any peer\n", "west does not consent");
+        assert_eq!(
+            plan(&before, &["other.mesh"], "", merge),
+            "nothing changes for any peer\n",
+            "west does not consent"
+        );
         before[0].imported = vec![Exchanged { joined: true, ..fees }];
         let text = plan(&before, &["fees.mesh"], "", "");
         assert!(

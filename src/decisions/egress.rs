@@ -33,7 +33,7 @@ const UNKNOWN: &str = "172.16.0.9";
 fn tunnelled(host: &str, weight: u32) -> Endpoint {
     let template = EndpointTemplate {
         tls: Some(DeclaredTls::Mode(TlsMode::Mesh)),
-        encapsulation: Some(Encapsulation::Hbone),
+        encapsulation: Encapsulation::Hbone,
         ..EndpointTemplate::default()
     };
     Endpoint { template: template.into(), ..endpoint(host, weight) }
@@ -68,7 +68,6 @@ fn mesh(egress: Egress) -> Mesh {
         shard("d", "n4", vec![with(BOTH, vec![tunnelled("10.4.0.1", 1)])]),
         shard("peer/west", "peer/west", vec![imported]),
     ];
-    let shards = shards.into_iter().map(isthmus_snapshot::testing::scoped);
     let networks = [
         ("n1", vec![entrance("192.0.2.1")]),
         ("n2", vec![entrance("192.0.2.2")]),
@@ -81,7 +80,7 @@ fn mesh(egress: Egress) -> Mesh {
         cidrs: vec![format!("10.{}.0.0/16", at + 1).parse().expect("legal")],
         ..network(name, gateways)
     });
-    let mut mesh = Mesh::new(networks.collect(), shards.collect());
+    let mut mesh = Mesh::new(networks.collect(), shards);
     let north = isthmus_settings::peer::Peer {
         from: vec!["10.7.0.0/16".parse().expect("legal")],
         ..peer("north", &[])

@@ -376,6 +376,7 @@ pub(super) fn peers(html: &mut Html, overview: &Overview) {
         Text("peer"),
         Text("state"),
         WideNumber("round trip"),
+        WideNumber("carriers"),
         Number("out"),
         Number("in"),
         WideNumber("left out"),
@@ -396,6 +397,15 @@ pub(super) fn peers(html: &mut Html, overview: &Overview) {
         let round_trip =
             peer.round_trip_ms().map_or_else(|| "\u{2013}".to_owned(), |time| format!("{time} ms"));
         td(html, "number wide-only", round_trip);
+        let (open, calls) =
+            peer.carriers.iter().fold((0, 0), |(open, calls), of| (open + of.open, calls + of.calls));
+        let class =
+            if peer.carriers.is_empty() || open > 0 { "number wide-only" } else { "number warn wide-only" };
+        let carriers = match peer.carriers.is_empty() {
+            true => "\u{2013}".to_owned(),
+            false => format!("{open}, {calls} calls"),
+        };
+        td(html, class, carriers);
         td(html, "number", peer.exported.to_string());
         td(html, "number", peer.imported.to_string());
         td(

@@ -39,7 +39,7 @@ const PING_WITHIN: Duration = Duration::from_secs(10);
 /// The window of a stream, in bytes: the most that a caller who does not read holds.
 pub(super) const STREAM_WINDOW: u32 = 1 << 20;
 /// The window of a carrier, in bytes: that of all its streams, so that callers who do not read stop no others.
-const CONNECTION_WINDOW: u32 = STREAMS_MAX as u32 * STREAM_WINDOW;
+const CONNECTION_WINDOW: u32 = STREAMS_MAX * STREAM_WINDOW;
 /// The number of streams that the callers of this mesh may have reset while frames of each are in transit.
 const RESET_STREAMS_MAX: usize = 2_000;
 const HEADER_BYTES_MAX: u32 = 16 * 1024;
@@ -91,7 +91,7 @@ async fn accept(core: &Rc<Core>, entry: &Rc<Entry>, transport: Transport) -> Res
             .max_concurrent_reset_streams(RESET_STREAMS_MAX)
             .enable_push(false);
         let stats = ConnectionStats::new(core.clock.now(), PeerRole::Server);
-        let (io, stats) = Metered::new(TlsStream::Server(stream), stats);
+        let io = Metered::new(TlsStream::Server(stream), stats.clone());
         let agreed = builder.handshake(io).await;
         let (opener, connection) = agreed.map_err(|error| {
             Failed::new(Reason::ClientGone, format!("the HTTP/2 handshake failed: {error}"))

@@ -18,7 +18,7 @@ use isthmus_settings::peer::Carry;
 /// The largest number of carriers that the gateways of one peer may open to this process.
 const OF_PEER_MAX: usize = 64;
 /// The largest number of calls on one carrier at the same time.
-pub(super) const STREAMS_MAX: usize = 1_000;
+pub(super) const STREAMS_MAX: u32 = 1_000;
 /// The number of calls for which a call that was not taken counts in the choice of a carrier.
 const FAILED: usize = 16;
 
@@ -155,7 +155,7 @@ impl Carriers {
                 return false;
             }
             let most = carrier.opener.as_ref().map_or(0, SendRequest::current_max_send_streams);
-            carrier.streams() < most.min(STREAMS_MAX)
+            carrier.streams() < most.min(STREAMS_MAX as usize)
         };
         // Carriers of one replica fail together.
         let is_of_tried = |new: &Carrier| tried.iter().any(|known| known.0.address.ip() == new.address.ip());

@@ -274,7 +274,8 @@ pub(crate) async fn agree(
         // The HTTP/2 library ends a connection whose unread small DATA frames use up this budget. Here each frame is read at
         // once, which restores the budget. So a stream with small frames does not end the connection.
         .data_frame_budget(usize::try_from(all_windows(limits)).unwrap_or(usize::MAX));
-    let (io, stats) = Metered::new(tls, ConnectionStats::new(core.clock.now(), PeerRole::Client));
+    let stats = ConnectionStats::new(core.clock.now(), PeerRole::Client);
+    let io = Metered::new(tls, stats.clone());
     let mut agreeing = pin!(builder.handshake(io));
     let agreed = poll_fn(|context| {
         stats.begin(core.clock.now());

@@ -161,7 +161,7 @@ fn excess(
         (all, "HBONE holds much of its share of limits.memory, and this stream is stalled"),
         (
             identity,
-            "the caller's identity holds much of its share of limits.memory, and this stream is stalled",
+            "the identity of the caller, or of the peer's gateway, holds much of its share of limits.memory, and this stream is stalled",
         ),
         (connection, "the connection holds more than it may, and this stream is stalled"),
     ];

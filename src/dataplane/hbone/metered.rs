@@ -34,18 +34,15 @@ struct Opening {
 }
 
 impl Metered {
-    /// Wraps a TLS connection after its handshake. Returns its counts too.
-    pub(crate) fn new(
-        mut tls: TlsStream<Transport>,
-        stats: Rc<ConnectionStats>,
-    ) -> (Self, Rc<ConnectionStats>) {
+    /// Wraps a TLS connection after its handshake.
+    pub(crate) fn new(mut tls: TlsStream<Transport>, stats: Rc<ConnectionStats>) -> Self {
         // TLS may buffer only as many bytes as one call writes.
         match &mut tls {
             TlsStream::Server(tls) => tls.get_mut().1.set_buffer_limit(Some(RECORDS)),
             TlsStream::Client(tls) => tls.get_mut().1.set_buffer_limit(Some(RECORDS)),
         }
         tls.get_mut().0.meter(stats.clone());
-        (Self { tls, stats: stats.clone(), opening: Some(Opening::default()) }, stats)
+        Self { tls, stats, opening: Some(Opening::default()) }
     }
 
     /// Sends the first frames if they are not sent yet, and flushes.

@@ -11,7 +11,7 @@ use isthmus_document::services::read_registry;
 use isthmus_model::import::Import;
 use isthmus_model::name::HostName;
 use isthmus_model::place::{ClusterId, Network};
-use isthmus_model::service::Service;
+use isthmus_model::service::{PortProtocol, Service};
 use isthmus_registry::change::Dirty;
 use isthmus_registry::listing::Listing;
 use isthmus_registry::shard::Shard;
@@ -20,7 +20,7 @@ use isthmus_snapshot::Snapshot;
 use isthmus_snapshot::build;
 use isthmus_snapshot::inputs::Inputs;
 use isthmus_snapshot::routes::Resolved;
-use isthmus_snapshot::testing::{policy_of, rule, scoped};
+use isthmus_snapshot::testing::{self, policy_of, rule, scoped};
 use isthmus_snapshot::virtual_addresses::{Ranges, VirtualAddresses, import_of};
 use isthmus_world::Since;
 
@@ -150,6 +150,33 @@ fn is_negative(reply: &Message, code: ResponseCode) {
     assert_eq!((soa.name.to_ascii().as_str(), soa.ttl), ("global.", NEGATIVE_TTL));
     assert!(matches!(&soa.data, RData::SOA(soa) if soa.minimum == NEGATIVE_TTL));
     assert!(reply.metadata.authoritative);
+}
+
+#[test]
+fn a_joined_name_has_one_set_of_addresses() {
+    let text = "services:\n- {hostname: fees.global, namespace: shop, ports: [{name: http, port: 80}], endpoints: [{address: 10.0.0.1}]}\n\
+                - {hostname: paid.global, namespace: shop, addresses: [10.96.0.9], ports: [{name: http, port: 80}]}";
+    let mut world = World::new(text);
+    let hosts = ["fees.global", "paid.global"];
+    for host in hosts {
+        let of_one = testing::service(host, vec![testing::port(80, PortProtocol::Http)], Vec::new());
+        world.shards.push(scoped(testing::of_peer("west", host, of_one)));
+        let import = import_of(host, &world.shards).map(|import| &**import);
+        world.addresses.renew(&name(host), import, 0);
+    }
+    let addresses = |world: &World| {
+        let names = Names::new(world.snapshot(), [name("global")].into(), Ranges::default(), SERVER_AT);
+        hosts.map(|host| match names.find(host) {
+            Found::Service(service) => Some(names.addresses(service)),
+            _ => None,
+        })
+    };
+    assert_eq!(addresses(&world), [None, None], "the names are neither exported nor joined");
+    let peers = vec![Arc::new(testing::importing("west", true))];
+    world.policy = Arc::new(Policy { peers, ..(*world.policy).clone() });
+    let [Some(fees), Some(paid)] = addresses(&world) else { panic!("both are answered") };
+    assert_eq!(paid, [IpAddr::from([10, 96, 0, 9])], "the addresses of this mesh");
+    assert!(fees.len() == 2 && fees.iter().all(|ip| Ranges::default().has(*ip)), "virtual ones: {fees:?}");
 }
 
 #[test]
