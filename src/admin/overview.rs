@@ -368,7 +368,7 @@ fn rows(
     let routes = snapshot.policy.routes.iter().map(|route| {
         let candidates = match &route.to {
             RouteTarget::Service { hostname, port, subset } => {
-                let port = snapshot.service(hostname).and_then(|service| service.port(*port));
+                let port = snapshot.service(hostname.as_str()).and_then(|service| service.port(*port));
                 port.and_then(|port| port.candidates(subset, AskedBy::Hostname))
             }
             RouteTarget::Endpoints { .. } | RouteTarget::Backends(_) => {

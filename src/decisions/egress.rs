@@ -119,17 +119,17 @@ fn to(entries: &[(&str, u32)]) -> Vec<(String, u32)> {
 fn viewers_get_the_gateways_of_their_own_network_for_all_others() {
     let snapshot = mesh(Egress::Gateway).snapshot();
     let no_way = vec![ExclusionReason::NoUsableGateway];
-    let by_own = to(&[("10.1.0.1:443", 2), ("gateway 192.0.2.1:15443", 7)]);
+    let by_own = to(&[("10.1.0.1:8080", 2), ("gateway 192.0.2.1:15443", 7)]);
     assert_eq!(seen(&snapshot, "n1", Tunnel::Sni, BOTH), (by_own, no_way.clone()));
-    let by_own = to(&[("10.1.0.1:443", 2), ("gateway 192.0.2.1:15008", 7)]);
+    let by_own = to(&[("10.1.0.1:8080", 2), ("gateway 192.0.2.1:15008", 7)]);
     assert_eq!(seen(&snapshot, "n1", Tunnel::Hbone, BOTH), (by_own, no_way.clone()));
     let by_own = (to(&[("gateway 192.0.2.1:15443", 1)]), Vec::new());
     assert_eq!(seen(&snapshot, "n1", Tunnel::Sni, IMPORTED), by_own);
     // Other networks are as before.
-    let by_all = to(&[("10.3.0.1:443", 1), ("gateway 192.0.2.1:15443", 2), ("gateway 192.0.2.2:15443", 6)]);
+    let by_all = to(&[("10.3.0.1:8080", 1), ("gateway 192.0.2.1:15443", 2), ("gateway 192.0.2.2:15443", 6)]);
     assert_eq!(seen(&snapshot, "n3", Tunnel::Sni, BOTH), (by_all, no_way.clone()));
     let direct = mesh(Egress::Direct).snapshot();
-    let by_all = to(&[("10.1.0.1:443", 2), ("gateway 192.0.2.2:15443", 6), ("gateway 192.0.2.3:15443", 1)]);
+    let by_all = to(&[("10.1.0.1:8080", 2), ("gateway 192.0.2.2:15443", 6), ("gateway 192.0.2.3:15443", 1)]);
     assert_eq!(seen(&direct, "n1", Tunnel::Sni, BOTH), (by_all, no_way));
 }
 
@@ -180,7 +180,7 @@ fn calls_of_the_own_network_go_out_and_no_others() {
     let own = snapshot.policy.mesh.trust_domain.to_string();
     let sni = |source: &str, name: &str| leads(&snapshot, source, None, name, false);
     let far = to(&[("192.0.2.2:15443", 6), ("192.0.2.3:15443", 1)]);
-    let near = to(&[("10.1.0.1:443", 2)]);
+    let near = to(&[("10.1.0.1:8080", 2)]);
     assert_eq!(sni(CLIENT, BOTH), Ok((far, by_sni("", BOTH))));
     assert_eq!(sni(FOREIGN, BOTH), Ok((near.clone(), None)));
     assert_eq!(sni(UNKNOWN, BOTH), Ok((near, None)));

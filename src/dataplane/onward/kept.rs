@@ -89,12 +89,14 @@ mod tests {
     #[test]
     fn gateways_are_computed_once_per_snapshot_and_an_equal_list_stays_the_same() {
         let own = NetworkPolicy { egress: Egress::Gateway, ..network("n1", vec![gateway("192.0.2.1", 1)]) };
-        let with = |far: &str| {
+        let with = |generation: u64, far: &str| {
             let web = service("web.mesh", vec![port(443, PortProtocol::Tls)], vec![endpoint("10.2.0.1", 1)]);
             let networks = vec![own.clone(), network("n2", vec![gateway(far, 1)])];
             let mut mesh = Mesh::new(networks, vec![shard("b", "n2", vec![web])]);
             Arc::make_mut(&mut mesh.policy).exports = vec![rule("web.mesh")];
-            mesh
+            let mut snapshot = mesh.snapshot();
+            snapshot.generation = generation;
+            snapshot
         };
         let kept = KeptGateways::default();
         let ask = |snapshot: &Snapshot| {
@@ -102,13 +104,13 @@ mod tests {
             assert_eq!(snapshot.policy.node.network, Network::new("n1"));
             kept.of(snapshot, web, &web.ports[0], "", AskedBy::MeshName).expect("a gateway")
         };
-        let first = Snapshot { generation: 1, ..with("192.0.2.2").snapshot() };
+        let first = with(1, "192.0.2.2");
         let before = ask(&first);
         assert_eq!(before.endpoints()[0].key.address.to_string(), "192.0.2.2:15443");
         assert!(Arc::ptr_eq(&before, &ask(&first)));
-        let same = Snapshot { generation: 2, ..with("192.0.2.2").snapshot() };
+        let same = with(2, "192.0.2.2");
         assert!(Arc::ptr_eq(&before, &ask(&same)));
-        let moved = Snapshot { generation: 3, ..with("192.0.2.3").snapshot() };
+        let moved = with(3, "192.0.2.3");
         assert_eq!(ask(&moved).endpoints()[0].key.address.to_string(), "192.0.2.3:15443");
     }
 }

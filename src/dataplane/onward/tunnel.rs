@@ -28,9 +28,8 @@ use isthmus_tls::client as tls;
 use isthmus_tls::proof::{Proof, tls_error_of};
 use isthmus_tls::trust::describe;
 
-/// The windows of the stream and of its connection, in bytes. What the far gateway sends to a caller that does not read is held within
-/// them. It is not counted among what HBONE holds, so it is small: 256 KiB.
-const WINDOW: u32 = 256 << 10;
+/// The windows of the stream and of its connection, in bytes: the most that a caller who does not read holds.
+const WINDOW: u32 = 1 << 20;
 /// The number of bytes of the stream that may wait to be sent.
 const SEND_BUFFER_MAX: usize = 64 * 1024;
 const HEADER_BYTES_MAX: u32 = 16 * 1024;

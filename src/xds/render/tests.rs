@@ -559,7 +559,7 @@ fn each_organisation_of_a_joined_name_has_a_socket_with_its_own_roots_and_identi
     );
     let changed = Mesh {
         trust_roots: roots(&[("west", "new roots of west"), ("north", "the roots of north")]),
-        ..mesh.clone()
+        ..mesh
     };
     let snapshot = build::all(changed.world(), 2);
     assert_eq!(sockets(&snapshot, &history), [north, west("new roots of west"), own]);
