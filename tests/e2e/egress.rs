@@ -83,18 +83,22 @@ fn open(source: Ipv4Addr, gateway: &Gateway, name: &str) -> TcpStream {
     stream
 }
 
-/// Sends bytes behind a hello, ends the direction, and returns true if all of it comes back.
+/// Sends a hello, and bytes behind it once the endpoint has answered, ends the direction, and returns true if all of it comes back.
 fn is_echoed(source: Ipv4Addr, gateway: &Gateway, name: &str, count: u32) -> bool {
-    let mut stream = connect_from(source, gateway.listener("mesh"));
-    let mut sent = hello(name);
-    sent.extend((0..count / 4).flat_map(u32::to_be_bytes));
+    let (mut stream, hello) = (connect_from(source, gateway.listener("mesh")), hello(name));
+    stream.write_all(&hello).expect("sent");
+    let mut first = vec![0; hello.len()];
+    if stream.read_exact(&mut first).is_err() {
+        return false;
+    }
+    let sent: Vec<u8> = (0..count / 4).flat_map(u32::to_be_bytes).collect();
     let (mut writer, copy) = (stream.try_clone().expect("cloned"), sent.clone());
     let writing = thread::spawn(move || {
         writer.write_all(&copy).and_then(|()| writer.shutdown(Shutdown::Write)).is_ok()
     });
     let mut received = Vec::new();
     let is_read = stream.read_to_end(&mut received).is_ok();
-    writing.join().expect("no panic") && is_read && received == sent
+    writing.join().expect("no panic") && is_read && first == hello && received == sent
 }
 
 fn by_mesh_name(name: &str) -> String {
