@@ -134,7 +134,7 @@ pub(super) fn run(arguments: &Arguments, out: &mut impl Write) -> Result<(), Fai
             let config = config_file::load(&file).map_err(wrong)?;
             let admin = arguments.reading.admin.url();
             note_if_in_use(&file, &admin)?;
-            let (before, services, peers) = of_gateway(&admin)?;
+            let Running { peers, details: before, services } = of_gateway(&admin)?;
             let scope = RegistryScope { tls: guarded(&config.registries), ..RegistryScope::default() };
             (before, with_services(&config.policy, &scope, services), modes_of_gateway(&admin)?, peers)
         }
@@ -198,21 +198,29 @@ fn modes_of_gateway(admin: &str) -> Result<Modes, Failure> {
     Ok(modes)
 }
 
+/// What the running gateway knows.
+struct Running {
+    peers: Vec<Peer>,
+    details: Vec<PeerDetail>,
+    /// The services of this mesh.
+    services: Vec<Listed>,
+}
+
 /// Requests the peers and the services from the running gateway.
-fn of_gateway(admin: &str) -> Result<(Vec<PeerDetail>, Vec<Listed>, Vec<Peer>), Failure> {
-    let all = client::read(admin, &requests::PEERS)?;
-    let mut peers = Vec::with_capacity(all.len());
-    for peer in &all {
+fn of_gateway(admin: &str) -> Result<Running, Failure> {
+    let peers = client::read(admin, &requests::PEERS)?;
+    let mut details = Vec::with_capacity(peers.len());
+    for peer in &peers {
         let detail = client::get(admin, &requests::PEER.at(&peer.name))?;
-        peers.push(client::typed::<PeerDetail>(detail.json()?)?);
+        details.push(client::typed::<PeerDetail>(detail.json()?)?);
     }
     let mut services: Vec<Listed> = client::read(admin, &requests::SERVICES)?;
-    let imported = peers.iter().flat_map(|peer| &peer.imported);
+    let imported = details.iter().flat_map(|peer| &peer.imported);
     // A name that a peer joins is another organisation's, perhaps ours.
     let imported: BTreeSet<&str> =
         imported.filter(|service| !service.joined).map(|service| &*service.service).collect();
     services.retain(|service| !imported.contains(&*service.hostname));
-    Ok((peers, services, all))
+    Ok(Running { peers, details, services })
 }
 
 /// Returns the guarded namespaces of all registries. The running gateway does not say of which registry a service is.

@@ -133,14 +133,17 @@ fn viewers_get_the_gateways_of_their_own_network_for_all_others() {
     assert_eq!(seen(&direct, "n1", Tunnel::Sni, BOTH), (by_all, no_way));
 }
 
-/// Returns the addresses to which a call leads, with their weights and the way on; or the reason of the refusal.
+/// The addresses to which a call leads, with their weights, and the way on.
+type Led = (Vec<(String, u32)>, Option<Onward>);
+
+/// Returns where a call leads, or the reason of the refusal.
 fn leads(
     snapshot: &Snapshot,
     source: &str,
     identity: Option<&str>,
     name: &str,
     is_passed_on: bool,
-) -> Result<(Vec<(String, u32)>, Option<Onward>), Reason> {
+) -> Result<Led, Reason> {
     let identity =
         identity.map(|domain| Identity::parse(&format!("spiffe://{domain}/ns/a/sa/b")).expect("legal"));
     let authority = identity.as_ref().map(|_| Authority::parse(&format!("{name}:443")).expect("legal"));

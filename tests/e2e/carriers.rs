@@ -317,21 +317,20 @@ fn a_call_in_a_ring_of_three_organisations_is_refused_at_the_first_gateway_of_an
         );
         start(ring[at].folder(&[&ring[next(at)], &ring[before(at)]]), &config)
     });
-    for at in 0..3 {
+    for (at, gateway) in gateways.iter().enumerate() {
         eventually("calls to the organisation before", || {
-            is_echoed(&gateways[at], &name_of(before(at)), 40).then_some(())
+            is_echoed(gateway, &name_of(before(at)), 40).then_some(())
         });
     }
     let served = echos.each_ref().map(Backend::accepted);
-    for at in 0..3 {
-        let theirs = ring[next(at)]
-            .pki
-            .issue(&[], Some(&format!("spiffe://{}.example/ns/a/sa/b", ring[next(at)].name)));
+    for (at, gateway) in gateways.iter().enumerate() {
+        let other = &ring[next(at)];
+        let theirs = other.pki.issue(&[], Some(&format!("spiffe://{}.example/ns/a/sa/b", other.name)));
         let hbone =
-            Hbone::connect(gateways[at].listener("mesh"), client(Some(theirs), &["h2"])).expect("connected");
+            Hbone::connect(gateway.listener("mesh"), client(Some(theirs), &["h2"])).expect("connected");
         let (status, reason) = hbone.open(&format!("{}:443", name_of(before(at)))).err().expect("refused");
         assert_eq!((status.as_u16(), reason.as_str()), (404, "authority_unknown"));
-        gateways[at].logged("the refusal", |line| line["reason"] == "hop_limit");
+        gateway.logged("the refusal", |line| line["reason"] == "hop_limit");
     }
     assert_eq!(echos.each_ref().map(Backend::accepted), served, "no call has gone further");
 }
