@@ -74,7 +74,8 @@ fn joined(snapshot: &Snapshot, service: &ServiceView) -> Option<Imported> {
         service.name,
         peers(service)
     );
-    Some(Imported { text, is_reachable: ways.any() })
+    // What this caller gets is not the peers' service, whatever other clients get.
+    Some(Imported { text, is_reachable: false })
 }
 
 /// Returns the peers whose services are joined with a name, each with the name under which it exports its service.

@@ -118,6 +118,9 @@ pub struct Group {
     pub answers: bool,
     /// False if the config file does not let calls of other networks go there.
     pub is_allowed: bool,
+    /// True if the endpoints are those of a peer that is joined with a service of this mesh. Its clients are not expected in other rooms:
+    /// what it says of its demand is not to be believed there.
+    pub is_joined: bool,
     /// The part of the ready endpoints, in percent, that calls of other networks may use; `None`: what the network's own calls leave.
     pub visitors_percent: Option<u8>,
     /// The share in percent that the config file sets for the network.
@@ -147,6 +150,7 @@ impl Group {
             not_ready: 0,
             stands_for: None,
             at_home: 0,
+            is_joined: false,
             answers: true,
             is_allowed: true,
             visitors_percent: None,
@@ -363,7 +367,7 @@ fn shares(groups: &mut [Group], viewpoint: &Viewpoint<'_>, turns: &[u64]) -> Vec
 fn of_own(groups: &mut [Group], own: usize, viewpoint: &Viewpoint<'_>, left: u32) -> Vec<u64> {
     let share = |parts: u32| f64::from(parts) / f64::from(PARTS);
     let (without_hand, calls_of) = (share(left), |group: &Group| group.demand() as f64 * 10.0);
-    let all_calls: f64 = groups.iter().map(calls_of).sum();
+    let all_calls: f64 = groups.iter().filter(|group| !group.is_joined).map(calls_of).sum();
     // The calls of the clients of a group's network: those that have no share by hand, and of these, those that stay there.
     let home = |group: &Group| {
         let calls = calls_of(group);
@@ -372,7 +376,8 @@ fn of_own(groups: &mut [Group], own: usize, viewpoint: &Viewpoint<'_>, left: u32
         (calls * without_hand, free.min(calls * without_hand))
     };
     let room = |group: &Group| {
-        let by_hand = (all_calls - calls_of(group)) * share(group.by_hand);
+        let of_others = if group.is_joined { all_calls } else { all_calls - calls_of(group) };
+        let by_hand = of_others * share(group.by_hand);
         let free = if group.ring == 0 { 0.0 } else { group.room() as f64 - by_hand };
         Room { free: free.max(0.0), kept: group.kept() }
     };
@@ -386,7 +391,8 @@ fn of_own(groups: &mut [Group], own: usize, viewpoint: &Viewpoint<'_>, left: u32
         let rings = groups.iter().map(|group| (group.ring > 0).then_some(group.ring)).collect();
         let mut all = vec![Leaving::new(calls - keeps, rings)];
         // A network all of whose endpoints are for visitors has no clients of its own.
-        let others = groups.iter().filter(|group| group.ring > 0 && group.visitors_percent != Some(100));
+        let has_clients = |group: &&Group| !group.is_joined && group.visitors_percent != Some(100);
+        let others = groups.iter().filter(|group| group.ring > 0).filter(has_clients);
         all.extend(others.filter_map(|group| leaving(group, home(group), &rooms, groups, viewpoint)));
         let found = fill(all, rooms, 0);
         (taken, last_ring) = (found.taken, found.last_ring);

@@ -752,14 +752,19 @@ impl<'a> Horizon<'a> {
         name_once(&mut entries);
         let groups = match self.steering.mode {
             SteeringMode::Off => {
-                give_weights(&mut entries);
+                // What peers say of themselves changes no weight of the own endpoints.
+                let (mut own, mut joined) = self.by_owner(entries);
+                give_weights(&mut own);
                 if self.prefers_near {
-                    put_first(&mut entries, &self.viewer.network);
-                    leave_share(&mut entries);
+                    put_first(&mut own, &self.viewer.network);
+                    leave_share(&mut own);
                 }
-                if self.service.import.is_none() {
-                    put_peers_last(&mut entries);
-                }
+                give_weights(&mut joined);
+                let after = own.iter().map(|entry| entry.priority).max().map_or(0, |last| last + 1);
+                joined.iter_mut().for_each(|entry| entry.priority = after);
+                own.append(&mut joined);
+                own.sort_by_key(|entry| entry.address);
+                entries = own;
                 Vec::new()
             }
             SteeringMode::Nearest => self.steer(&mut entries),
@@ -767,21 +772,34 @@ impl<'a> Horizon<'a> {
         Assignment { entries, excluded: excluded(self.excluded), groups }
     }
 
-    /// Adds the endpoints in reserve to an assignment, at the last priority. This is the second pass; `assignment` is the result of
+    /// Returns the owner's entries, and those of peers that are joined with a service of this mesh.
+    fn by_owner(&self, entries: Vec<Entry>) -> (Vec<Entry>, Vec<Entry>) {
+        entries.into_iter().partition(|entry| !self.is_joined(&entry.network))
+    }
+
+    /// Returns true if the endpoints on a network are those of a peer that is joined with a service of this mesh.
+    fn is_joined(&self, network: &Network) -> bool {
+        self.service.import.is_none() && peer_of(network).is_some()
+    }
+
+    /// Adds the endpoints in reserve to an assignment, at the last priorities. This is the second pass; `assignment` is the result of
     /// the first.
     fn add_reserve(mut self, assignment: &mut Assignment) {
         let known = assignment.entries.iter().map(|entry| entry.address);
         let known: BTreeSet<SocketAddr> = known.collect();
         let mut entries = self.entries();
         entries.retain(|entry| !known.contains(&entry.address));
-        give_weights(&mut entries);
-        let last = assignment.entries.iter().map(|entry| entry.priority).max();
-        let priority = last.map_or(0, |last| last + 1);
-        for entry in &mut entries {
-            (entry.priority, entry.role) = (priority, Role::Reserve);
+        let (own, joined) = self.by_owner(entries);
+        for mut entries in [own, joined].into_iter().filter(|entries| !entries.is_empty()) {
+            give_weights(&mut entries);
+            let last = assignment.entries.iter().map(|entry| entry.priority).max();
+            let priority = last.map_or(0, |last| last + 1);
+            for entry in &mut entries {
+                (entry.priority, entry.role) = (priority, Role::Reserve);
+            }
+            self.add_drained_groups(&entries, priority, &mut assignment.groups);
+            assignment.entries.append(&mut entries);
         }
-        self.add_drained_groups(&entries, priority, &mut assignment.groups);
-        assignment.entries.append(&mut entries);
         assignment.entries.sort_by_key(|entry| entry.address);
         name_once(&mut assignment.entries);
         assignment.excluded = excluded(self.excluded);
@@ -828,14 +846,6 @@ fn put_first(entries: &mut [Entry], own: &Network) {
     if entries.iter().any(|entry| entry.is_on(own)) {
         entries.iter_mut().filter(|entry| !entry.is_on(own)).for_each(|entry| entry.priority = 1);
     }
-}
-
-/// Gives the entries of peers a priority after that of all others.
-fn put_peers_last(entries: &mut [Entry]) {
-    let is_peers = |entry: &Entry| peer_of(&entry.network).is_some();
-    let last = entries.iter().filter(|entry| !is_peers(entry)).map(|entry| entry.priority).max();
-    let after = last.map_or(0, |last| last + 1);
-    entries.iter_mut().filter(|entry| is_peers(entry)).for_each(|entry| entry.priority = after);
 }
 
 /// If drains have taken a part of the first priority's weight, passes that part on to the second priority: all entries are of the

@@ -21,15 +21,31 @@ pub fn share(weight: u64) -> Share {
     Ratio::from_integer(BigUint::from(weight))
 }
 
+/// The largest common denominator, in bits, with which weights are exact. Peers say how many gateways they have and how these are
+/// weighted, so a common denominator could have thousands of bits.
+const EXACT_BITS: u64 = 1 << 10;
+
+/// Returns the common denominator of the shares, or a power of two in its place if it is too large.
+fn denominator(shares: &[(Share, usize)]) -> BigUint {
+    let mut common = BigUint::from(1_u8);
+    for (share, _) in shares {
+        common = common.lcm(share.denom());
+        if common.bits() > EXACT_BITS {
+            return BigUint::from(1_u8) << EXACT_BITS;
+        }
+    }
+    common
+}
+
 /// Returns the smallest whole numbers in the proportion of the shares. Each share comes with the number of entries that have
 /// it. If the largest number exceeds 2^20, or the sum exceeds 2^32 − 1, the numbers are scaled down and rounded half up, to
 /// at least 1.
 ///
 /// No share may be 0.
 pub fn whole(shares: &[(Share, usize)]) -> Vec<u32> {
-    let denominator = shares.iter().fold(BigUint::from(1_u8), |all, (share, _)| all.lcm(share.denom()));
+    let denominator = denominator(shares);
     let numbers: Vec<BigUint> =
-        shares.iter().map(|(share, _)| share.numer() * (&denominator / share.denom())).collect();
+        shares.iter().map(|(share, _)| share.numer() * &denominator / share.denom()).collect();
     let divisor = numbers.iter().fold(BigUint::ZERO, |all, number| all.gcd(number));
     let Some(largest) = numbers.iter().max().map(|largest| largest / &divisor) else {
         return Vec::new();
@@ -69,6 +85,18 @@ fn scaled(number: &BigUint, largest: &BigUint, limit: u64) -> u32 {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_large_common_denominator_is_given_up_for_a_power_of_two() {
+        let is_prime =
+            |number: &u64| (2..*number).take_while(|by| by * by <= *number).all(|by| number % by > 0);
+        let primes: Vec<u64> = (1_000..4_000).filter(is_prime).collect();
+        let shares: Vec<(u64, u64)> = primes.iter().map(|prime| (1, *prime)).collect();
+        assert!(denominator(&[]).bits() == 1 && of(&shares).len() == primes.len());
+        let weights = of(&shares);
+        let exact = |at: usize| (1 << 20) as f64 * primes[0] as f64 / primes[at] as f64;
+        assert!(weights.iter().enumerate().all(|(at, weight)| (f64::from(*weight) - exact(at)).abs() < 1.0));
+    }
 
     fn of(shares: &[(u64, u64)]) -> Vec<u32> {
         let shares: Vec<_> = shares

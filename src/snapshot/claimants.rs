@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use super::exports::cluster_local;
 use isthmus_model::import::Import;
 use isthmus_model::service::Service;
 use isthmus_registry::shard::Shard;
@@ -31,7 +32,11 @@ impl<'s> Claims<'s> {
         };
         let mut all = Self::default();
         for (shard, service, owner) in claimants(hostname, shards) {
-            let is_open = |(_, first): &Claim<'_>| first.import.as_deref().is_none_or(joins);
+            // A wildcard joins no name that the mesh keeps to its cluster.
+            let is_open = |(shard, first): &Claim<'_>| match first.import.as_deref() {
+                Some(import) => joins(import),
+                None => shard.marks_of(&first.key).is_none_or(|marks| cluster_local(marks).is_none()),
+            };
             let list = if service.key.namespace == *owner {
                 &mut all.owned
             } else if service.import.as_deref().is_some_and(|import| joins(import) && !all.has(&import.peer))

@@ -245,6 +245,20 @@ fn a_network_that_has_lost_most_endpoints_is_overloaded_only_without_its_demand(
     assert_eq!(overloaded, [300, 0]);
 }
 
+#[test]
+fn what_a_joined_peer_says_of_its_demand_takes_no_room_of_own_networks() {
+    // Half of the own endpoints are gone, another own network has room, and a peer says that nearly all of its own are missing.
+    let share_of_own = |peers_demand: u64| {
+        let (own, near) = (group(0, 15, 15), Group { network: viewer_of(1), ..group(1, 60, 0) });
+        let peer = Group { network: viewer_of(2), is_joined: true, ..group(2, 1, peers_demand) };
+        let mut groups = vec![own, near, peer];
+        divide_at(&mut groups, &viewer_of(0), 100);
+        groups.into_iter().map(|group| group.share).collect::<Vec<_>>()
+    };
+    assert_eq!(share_of_own(u64::from(u32::MAX)), share_of_own(0));
+    assert_eq!(share_of_own(0)[2], 0, "the own networks suffice");
+}
+
 /// A world in which some networks have lost 70 % of their endpoints: the numbers of endpoints, those that are ready, and the rings.
 struct World {
     sizes: Vec<u64>,

@@ -244,6 +244,7 @@ impl Horizon<'_> {
             ready: listed.ready,
             at_home: at_home.unwrap_or_default(),
             is_allowed: at_home.is_none(),
+            is_joined: self.is_joined(network),
             visitors_percent: self.snapshot.networks.get(network).and_then(|entry| entry.visitors_percent),
             drained: ready.map_or(0, |ready| rounded(&(&ready.drained * BigUint::from(PARTS)))),
             not_ready: listed.not_ready,

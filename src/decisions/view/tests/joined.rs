@@ -83,6 +83,18 @@ fn clients_with_one_set_of_roots_get_the_endpoints_of_the_owner_alone() {
 }
 
 #[test]
+fn what_a_peer_says_of_itself_changes_no_weight_of_the_own_endpoints() {
+    let own = || vec![("east", vec![endpoint("10.1.0.1", 1), endpoint("10.1.0.2", 99)])];
+    let weights = |peers: &[(&str, Vec<Endpoint>)]| {
+        let entries = seen(&mesh(own(), peers), &east()).entries;
+        let own = entries.iter().filter(|entry| entry.network.as_str() == "east");
+        own.map(|entry| entry.weight).collect::<Vec<_>>()
+    };
+    assert_eq!(weights(&[("west", vec![endpoint("10.9.0.1", u32::MAX)])]), weights(&[]));
+    assert_eq!(weights(&[]), [1, 99]);
+}
+
+#[test]
 fn a_peer_takes_no_address_of_another_organisation() {
     // The peer says that its gateway is the own endpoint, or the gateway of another own network, or that of the first peer.
     let taken =
