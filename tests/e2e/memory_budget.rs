@@ -178,7 +178,7 @@ fn is_held_within(limit: u64) -> bool {
     assert!(
         line["detail"]
             .as_str()
-            .is_some_and(|detail| detail.contains("identity holds much of its share of limits.memory")),
+            .is_some_and(|detail| detail.contains("holds much of its share of limits.memory")),
         "{line}"
     );
     assert!(highest < budget, "{highest} bytes of {budget}");

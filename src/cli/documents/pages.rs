@@ -226,7 +226,7 @@ fn every_link_on_a_page_leads_somewhere() {
 }
 
 /// The largest number of words that people write on the README and the pages of `docs`.
-const WORDS_MAX: usize = 26_900;
+const WORDS_MAX: usize = 26_950;
 /// The largest number of characters in a line that is no row of a table.
 const LINE_MAX: usize = 140;
 /// The smallest number of pictures on the pages.
