@@ -89,7 +89,7 @@ mod tests {
     #[test]
     fn a_large_common_denominator_is_given_up_for_a_power_of_two() {
         let is_prime = |number: &u64| {
-            (2..*number).take_while(|by| by * by <= *number).all(|by| !number.is_multiple_of(by))
+            (2..*number).take_while(|by| by * by <= *number).all(|by| !number.is_multiple_of(&by))
         };
         let primes: Vec<u64> = (1_000..4_000).filter(is_prime).collect();
         let shares: Vec<(u64, u64)> = primes.iter().map(|prime| (1, *prime)).collect();
