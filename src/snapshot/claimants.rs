@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
-use super::exports::cluster_local;
 use isthmus_model::import::Import;
 use isthmus_model::service::Service;
+use isthmus_registry::change::{Mark, MarkKind};
 use isthmus_registry::shard::Shard;
 use isthmus_settings::policy::Policy;
 
@@ -32,10 +32,11 @@ impl<'s> Claims<'s> {
         };
         let mut all = Self::default();
         for (shard, service, owner) in claimants(hostname, shards) {
+            let is_cluster_local = |mark: &Mark| mark.kind == MarkKind::ClusterLocal;
             // A wildcard joins no name that the mesh keeps to its cluster.
             let is_open = |(shard, first): &Claim<'_>| match first.import.as_deref() {
                 Some(import) => joins(import),
-                None => shard.marks_of(&first.key).is_none_or(|marks| cluster_local(marks).is_none()),
+                None => !shard.marks_of(&first.key).is_some_and(|marks| marks.iter().any(is_cluster_local)),
             };
             let list = if service.key.namespace == *owner {
                 &mut all.owned
