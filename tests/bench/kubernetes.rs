@@ -296,7 +296,9 @@ fn changes(cluster: &Cluster, gateway: &Watching, service: usize) -> Result<()> 
     spent?;
     // The watching thread ends with the next event.
     drop(sees);
-    cluster.admin().patch(&path, &json!({"endpoints": slice_of(service, &[true; PODS])["endpoints"]}));
+    for ready in [[false; PODS], [true; PODS]] {
+        cluster.admin().patch(&path, &json!({"endpoints": slice_of(service, &ready)["endpoints"]}));
+    }
     times.sort_by(f64::total_cmp);
     let mut buildings = gateway.buildings()?.split_off(built);
     buildings.sort_by(f64::total_cmp);
